@@ -1,0 +1,3 @@
+module github.com/cleave-cri/cleave
+
+go 1.26
