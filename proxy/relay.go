@@ -1,0 +1,287 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// endlessMethods are the calls that by their nature do not end by themselves;
+// they are ended when cleave stops, so that the rest can be waited for.
+// CRI v1: GetContainerEvents streams "container events" for as long as the
+// caller listens.
+var endlessMethods = map[string]bool{
+	runtimeapi.RuntimeService_GetContainerEvents_FullMethodName: true,
+}
+
+// relay takes calls from a grpc server and makes them on the runtime's
+// connection, raw frame by raw frame.
+type relay struct {
+	upstream *grpc.ClientConn
+	guard    *guard
+	counters *counters
+
+	// aborted is set before the runtime's connection is closed under calls
+	// that are still in flight.
+	aborted atomic.Bool
+	// pumps counts the goroutines that carry frames from callers to the
+	// runtime; the server waits for them when it stops.
+	pumps sync.WaitGroup
+
+	// stopping is done when cleave stops: it ends the endless calls.
+	stopping context.Context //nolint:containedctx // a signal to many calls, not the context of one
+	stop     context.CancelCauseFunc
+}
+
+var (
+	errStopping = status.Error(codes.Unavailable, "cleave is stopping or was replaced by a new process; call again")
+	errAborted  = status.Error(codes.Unavailable, "cleave stopped before the container runtime answered; call again")
+)
+
+func newRelay(upstream *grpc.ClientConn, g *guard, c *counters) *relay {
+	r := &relay{upstream: upstream, guard: g, counters: c}
+	r.stopping, r.stop = context.WithCancelCause(context.Background())
+	return r
+}
+
+// register makes the relay serve everything: the known unary and streaming
+// methods of the CRI by descriptors derived from the API's own, so that each
+// takes the shortest way through grpc, and what is left as streams in both
+// directions.
+func (r *relay) register(opts []grpc.ServerOption) *grpc.Server {
+	opts = append(opts, grpc.UnknownServiceHandler(func(_ any, ss grpc.ServerStream) error {
+		method, ok := grpc.MethodFromServerStream(ss)
+		if !ok {
+			return status.Error(codes.Internal, "cleave: a call without a method name")
+		}
+		return r.stream(ss, method, &bidirectional)
+	}))
+	srv := grpc.NewServer(opts...)
+	for _, known := range []*grpc.ServiceDesc{&runtimeapi.RuntimeService_ServiceDesc, &runtimeapi.ImageService_ServiceDesc} {
+		srv.RegisterService(r.passThrough(known), nil)
+	}
+	return srv
+}
+
+// bidirectional describes a call of which nothing is known.
+var bidirectional = grpc.StreamDesc{StreamName: "pass-through", ServerStreams: true, ClientStreams: true}
+
+// passThrough derives from the description of a typed service one that carries
+// raw frames for the same methods.
+func (r *relay) passThrough(known *grpc.ServiceDesc) *grpc.ServiceDesc {
+	desc := &grpc.ServiceDesc{ServiceName: known.ServiceName, Metadata: known.Metadata}
+	for _, m := range known.Methods {
+		method := "/" + known.ServiceName + "/" + m.MethodName
+		desc.Methods = append(desc.Methods, grpc.MethodDesc{
+			MethodName: m.MethodName,
+			Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
+				return r.unary(ctx, method, decode)
+			},
+		})
+	}
+	for _, s := range known.Streams {
+		method := "/" + known.ServiceName + "/" + s.StreamName
+		shape := grpc.StreamDesc{StreamName: s.StreamName, ServerStreams: s.ServerStreams, ClientStreams: s.ClientStreams}
+		desc.Streams = append(desc.Streams, grpc.StreamDesc{
+			StreamName:    s.StreamName,
+			ServerStreams: s.ServerStreams,
+			ClientStreams: s.ClientStreams,
+			Handler: func(_ any, ss grpc.ServerStream) error {
+				return r.stream(ss, method, &shape)
+			},
+		})
+	}
+	return desc
+}
+
+// unary makes one call with one message each way, in the goroutine that grpc
+// gave it.
+func (r *relay) unary(ctx context.Context, method string, decode func(any) error) (any, error) {
+	defer r.counters.begin()()
+
+	var request frame
+	if err := decode(&request); err != nil {
+		return nil, err
+	}
+	defer request.free()
+
+	var header, trailer metadata.MD
+	out, opts := outgoing(ctx, grpc.Header(&header), grpc.Trailer(&trailer))
+	answer := &lastFrame{}
+	err := r.upstream.Invoke(out, method, &request, &answer.frame, opts...)
+	// Neither call can fail here: nothing has been sent yet.
+	if len(header) > 0 {
+		_ = grpc.SetHeader(ctx, header) //nolint:errcheck // see above
+	}
+	if len(trailer) > 0 {
+		_ = grpc.SetTrailer(ctx, trailer) //nolint:errcheck // see above
+	}
+	if err != nil {
+		answer.free()
+		return nil, r.statusOf(err)
+	}
+	r.guard.apply(ctx, method, &answer.frame)
+	return answer, nil
+}
+
+// stream carries frames both ways until the runtime ends the call.
+func (r *relay) stream(ss grpc.ServerStream, method string, shape *grpc.StreamDesc) error {
+	defer r.counters.begin()()
+
+	ctx := ss.Context()
+	endless := endlessMethods[method]
+	if endless {
+		if r.stopping.Err() != nil {
+			return errStopping
+		}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(r.stopping, cancel)()
+	}
+	out, opts := outgoing(ctx)
+	// Cancelling ends the call towards the runtime however this function is left.
+	out, cancel := context.WithCancel(out)
+	defer cancel()
+
+	cs, err := r.upstream.NewStream(out, shape, method, opts...)
+	if err != nil {
+		return r.statusOf(err)
+	}
+	if shape.ClientStreams {
+		r.pumps.Add(1)
+		go func() {
+			defer r.pumps.Done()
+			if err := pumpRequests(ss, cs); err != nil {
+				// The caller is gone or the stream is broken. grpc tells the
+				// receiving side below; cancelling makes sure the runtime
+				// learns of it as well.
+				cancel()
+			}
+		}()
+	} else if err := passOneRequest(ss, cs); err != nil {
+		return r.statusOf(err)
+	}
+	err = r.passAnswers(ss, cs, method)
+	if endless && r.stopping.Err() != nil {
+		return errStopping
+	}
+	return r.statusOf(err)
+}
+
+// passOneRequest carries the single request of a server-streaming call.
+func passOneRequest(ss grpc.ServerStream, cs grpc.ClientStream) error {
+	var f frame
+	defer f.free()
+	if err := ss.RecvMsg(&f); err != nil {
+		return err
+	}
+	if err := cs.SendMsg(&f); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	// io.EOF says that the runtime has ended the call already; its status
+	// comes with the answers.
+	return cs.CloseSend()
+}
+
+// pumpRequests carries requests until the caller half-closes, which it passes
+// on as well. It returns nil when the call goes on or was ended by the runtime.
+func pumpRequests(ss grpc.ServerStream, cs grpc.ClientStream) error {
+	var f frame
+	defer f.free()
+	for {
+		err := ss.RecvMsg(&f)
+		if errors.Is(err, io.EOF) {
+			return cs.CloseSend()
+		}
+		if err != nil {
+			return err
+		}
+		err = cs.SendMsg(&f)
+		if errors.Is(err, io.EOF) {
+			return nil // the runtime ended the call; its status comes with the answers
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// passAnswers carries header, answers and trailer, and returns the runtime's
+// status as an error (nil for OK). The header goes out as soon as it is there,
+// before and without any message.
+func (r *relay) passAnswers(ss grpc.ServerStream, cs grpc.ClientStream, method string) error {
+	header, err := cs.Header()
+	if err == nil && header != nil {
+		if err := ss.SendHeader(header); err != nil {
+			return err
+		}
+	}
+	var f frame
+	defer f.free()
+	for {
+		err := cs.RecvMsg(&f)
+		if err != nil {
+			ss.SetTrailer(cs.Trailer())
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		r.guard.apply(ss.Context(), method, &f)
+		if err := ss.SendMsg(&f); err != nil {
+			return err
+		}
+	}
+}
+
+// statusOf returns the error to answer with: the runtime's own, but for calls
+// that cleave itself broke off when it stopped.
+func (r *relay) statusOf(err error) error {
+	// Closing the connection under a call makes grpc end it with Canceled;
+	// any other code is the runtime's.
+	if err != nil && r.aborted.Load() && status.Code(err) == codes.Canceled {
+		return errAborted
+	}
+	return err
+}
+
+// outgoing turns the metadata that came with a call into that of the call to
+// the runtime. What belongs to one hop alone is left to grpc: the connection's
+// user agent, and which compressions this hop understands.
+func outgoing(ctx context.Context, opts ...grpc.CallOption) (context.Context, []grpc.CallOption) {
+	md, ok := metadata.FromIncomingContext(ctx)
+	if !ok {
+		return ctx, opts
+	}
+	if subtype := contentSubtype(md["content-type"]); subtype != "" {
+		opts = append(opts, grpc.CallContentSubtype(subtype))
+	}
+	delete(md, "grpc-accept-encoding")
+	delete(md, "content-type")
+	delete(md, "user-agent")
+	delete(md, ":authority")
+	return metadata.NewOutgoingContext(ctx, md), opts
+}
+
+// contentSubtype returns what follows "application/grpc+" (or ";"), empty for
+// the plain content type (gRPC over HTTP/2 protocol, "Content-Type").
+func contentSubtype(contentType []string) string {
+	if len(contentType) == 0 {
+		return ""
+	}
+	const base = "application/grpc"
+	if len(contentType[0]) <= len(base)+1 || !strings.HasPrefix(contentType[0], base) {
+		return ""
+	}
+	return contentType[0][len(base)+1:]
+}
