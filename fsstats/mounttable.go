@@ -1,0 +1,66 @@
+package fsstats
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/moby/sys/mountinfo"
+)
+
+// maxLine is the longest line of a mount table that is kept whole. The parser
+// refuses lines of 64 KiB; an overlay of hundreds of layers, mounted through
+// fsconfig(2), has longer ones.
+const maxLine = 32 << 10
+
+// parseMounts reads a mount table in the form of /proc/self/mountinfo
+// (proc_pid_mountinfo(5)), by mount ID.
+func parseMounts(r io.Reader) (map[uint64]mount, error) {
+	short, err := withoutLongOptions(r)
+	if err != nil {
+		return nil, err
+	}
+	infos, err := mountinfo.GetMountsFromReader(short, nil)
+	if err != nil {
+		return nil, err
+	}
+	table := make(map[uint64]mount, len(infos))
+	for _, i := range infos {
+		if i.ID < 0 || i.Major < 0 || i.Minor < 0 {
+			return nil, fmt.Errorf("mount at %q has negative numbers", i.Mountpoint)
+		}
+		table[uint64(i.ID)] = mount{
+			device:     Device{Major: uint32(i.Major), Minor: uint32(i.Minor)},
+			mountpoint: i.Mountpoint,
+			fstype:     i.FSType,
+			from:       i.Source,
+		}
+	}
+	return table, nil
+}
+
+// withoutLongOptions copies r and leaves out the last field, the filesystem's
+// own options, where a line is longer than maxLine.
+func withoutLongOptions(r io.Reader) (io.Reader, error) {
+	var (
+		out bytes.Buffer
+		in  = bufio.NewReaderSize(r, 64<<10)
+	)
+	for {
+		line, err := in.ReadBytes('\n')
+		if err != nil && !errors.Is(err, io.EOF) {
+			return nil, err
+		}
+		if len(line) > maxLine {
+			if space := bytes.LastIndexByte(line, ' '); space >= 0 {
+				line = append(line[:space:space], " rw\n"...)
+			}
+		}
+		out.Write(line)
+		if err != nil {
+			return &out, nil
+		}
+	}
+}
