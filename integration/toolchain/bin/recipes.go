@@ -1,0 +1,109 @@
+package bin
+
+import (
+	"fmt"
+	"time"
+)
+
+// A group is one folder of integration/toolchain: a Go module that pins what its binaries are built from.
+type group struct {
+	name string
+	// module is the pinned module whose version the binaries report.
+	module string
+	// versionVars are the linker variables that get the version; %s is replaced by the pinned version.
+	versionVars []string
+	binaries    []binary
+}
+
+// A binary is one program of a group.
+type binary struct {
+	// name is the file's name and the name that callers ask for.
+	name string
+	// alias is a shorter name that callers may use; may be empty.
+	alias string
+	pkg   string
+	// test builds the package's test binary (critest is one).
+	test bool
+	// cold is about how long a build takes on two cores with no build cache.
+	cold time.Duration
+}
+
+// recipes says how each real peer is built. Versions are not here: they are in each folder's go.mod.
+func recipes() []group {
+	return []group{
+		{
+			name:        "containerd",
+			module:      "github.com/containerd/containerd/v2",
+			versionVars: []string{"github.com/containerd/containerd/v2/version.Version=%s"},
+			binaries: []binary{
+				{name: "containerd", pkg: "github.com/containerd/containerd/v2/cmd/containerd", cold: 75 * time.Second},
+				{name: "ctr", pkg: "github.com/containerd/containerd/v2/cmd/ctr", cold: 20 * time.Second},
+				{name: "containerd-shim-runc-v2", alias: "shim", pkg: "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2", cold: 10 * time.Second},
+			},
+		},
+		{
+			name:        "crictl",
+			module:      "sigs.k8s.io/cri-tools",
+			versionVars: []string{"sigs.k8s.io/cri-tools/pkg/version.Version=%s"},
+			binaries: []binary{
+				{name: "crictl", pkg: "sigs.k8s.io/cri-tools/cmd/crictl", cold: 50 * time.Second},
+				{name: "critest", pkg: "sigs.k8s.io/cri-tools/cmd/critest", test: true, cold: 25 * time.Second},
+			},
+		},
+		{
+			name:   "kubernetes",
+			module: "k8s.io/kubernetes",
+			versionVars: []string{
+				"k8s.io/component-base/version.gitVersion=%s",
+				"k8s.io/client-go/pkg/version.gitVersion=%s",
+			},
+			binaries: []binary{
+				{name: "kubelet", pkg: "k8s.io/kubernetes/cmd/kubelet", cold: 255 * time.Second},
+				{name: "kube-apiserver", alias: "apiserver", pkg: "k8s.io/kubernetes/cmd/kube-apiserver", cold: 100 * time.Second},
+			},
+		},
+		{
+			name:   "etcd",
+			module: "go.etcd.io/etcd/server/v3",
+			binaries: []binary{
+				{name: "etcd", pkg: "go.etcd.io/etcd/server/v3", cold: 40 * time.Second},
+			},
+		},
+		{
+			name:   "lint",
+			module: "github.com/golangci/golangci-lint/v2",
+			binaries: []binary{
+				{name: "golangci-lint", pkg: "github.com/golangci/golangci-lint/v2/cmd/golangci-lint", cold: 110 * time.Second},
+			},
+		},
+		{
+			name:   "gotestsum",
+			module: "gotest.tools/gotestsum",
+			binaries: []binary{
+				{name: "gotestsum", pkg: "gotest.tools/gotestsum", cold: 10 * time.Second},
+			},
+		},
+	}
+}
+
+// Names lists everything that can be asked for, in the order of the recipes.
+func Names() []string {
+	var names []string
+	for _, g := range recipes() {
+		for _, b := range g.binaries {
+			names = append(names, b.name)
+		}
+	}
+	return names
+}
+
+func find(name string) (group, binary, error) {
+	for _, g := range recipes() {
+		for _, b := range g.binaries {
+			if name == b.name || (b.alias != "" && name == b.alias) {
+				return g, b, nil
+			}
+		}
+	}
+	return group{}, binary{}, fmt.Errorf("find a recipe for %q: there is none; known are %v", name, Names())
+}

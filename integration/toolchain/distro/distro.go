@@ -1,0 +1,127 @@
+// Package distro sees to the programs that tests and the demo take from the distribution: runc, a static busybox, the
+// filesystem tools, a C compiler for the race detector. As root on a Debian machine it installs what is missing.
+package distro
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// A need is one thing that must be there and the package that brings it.
+type need struct {
+	pkg     string
+	what    string
+	present func() bool
+}
+
+func needs() []need {
+	return []need{
+		{"runc", "runc", command("runc")},
+		{"busybox-static", "a statically linked busybox", func() bool { return StaticBusybox() != "" }},
+		{"e2fsprogs", "mkfs.ext4", command("mkfs.ext4")},
+		{"xfsprogs", "mkfs.xfs", command("mkfs.xfs")},
+		{"btrfs-progs", "mkfs.btrfs", command("mkfs.btrfs")},
+		{"mount", "losetup", command("losetup")},
+		{"gcc", "a C compiler", command("gcc")},
+		{"libc6-dev", "the C library's headers", func() bool { return exists("/usr/include/stdlib.h") }},
+	}
+}
+
+func command(name string) func() bool {
+	return func() bool {
+		_, err := exec.LookPath(name)
+		return err == nil
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// StaticBusybox returns the path of a busybox that needs no shared library, or "" when there is none.
+func StaticBusybox() string {
+	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox"} {
+		if static(path) {
+			return path
+		}
+	}
+	return ""
+}
+
+func static(path string) bool {
+	file, err := elf.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }() // opened for reading only
+	for _, p := range file.Progs {
+		if p.Type == elf.PT_INTERP {
+			return false
+		}
+	}
+	return true
+}
+
+// Missing lists the packages that bring what is not there.
+func Missing() []string {
+	var pkgs []string
+	for _, n := range needs() {
+		if !n.present() {
+			pkgs = append(pkgs, n.pkg)
+		}
+	}
+	return pkgs
+}
+
+// Ensure installs what is missing. Where it can't (not root, no apt-get) the error is one line that names the packages.
+func Ensure(ctx context.Context, progress io.Writer) error {
+	pkgs := Missing()
+	if len(pkgs) == 0 {
+		return nil
+	}
+	byHand := "install them first: apt-get install " + strings.Join(pkgs, " ")
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("find packages that tests and demo need: %s missing and we are not root; %s", strings.Join(pkgs, ", "), byHand)
+	}
+	if !command("apt-get")() {
+		return fmt.Errorf("find packages that tests and demo need: %s missing and there is no apt-get; install the same with your distribution's tool", strings.Join(pkgs, ", "))
+	}
+	fmt.Fprintf(progress, "deps: installing %s with apt-get; under a minute\n", strings.Join(pkgs, " "))
+	install := append([]string{"install", "-y", "-q", "--no-install-recommends"}, pkgs...)
+	if err := aptGet(ctx, install...); err != nil {
+		// A new machine has no package lists, or old ones: fetch them, then once more.
+		if err := aptGet(ctx, "update", "-q"); err != nil {
+			return fmt.Errorf("%w; %s", err, byHand)
+		}
+		if err := aptGet(ctx, install...); err != nil {
+			return fmt.Errorf("%w; %s", err, byHand)
+		}
+	}
+	if left := Missing(); len(left) > 0 {
+		return fmt.Errorf("install %s: apt-get was content, but what %s should bring is still not there", strings.Join(pkgs, ", "), strings.Join(left, ", "))
+	}
+	return nil
+}
+
+func aptGet(ctx context.Context, args ...string) error {
+	var output bytes.Buffer
+	cmd := exec.CommandContext(ctx, "apt-get", args...)
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Run(); err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			return fmt.Errorf("apt-get %s: %w\n%s", strings.Join(args, " "), err, strings.TrimSpace(output.String()))
+		}
+		return fmt.Errorf("apt-get %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
