@@ -106,7 +106,7 @@ func (s *Server) Serve(l *net.UnixListener) error {
 	s.mu.Lock()
 	if s.draining {
 		s.mu.Unlock()
-		return errors.Join(errors.New("serve: the proxy is stopping"), l.Close())
+		return l.Close()
 	}
 	s.listeners[own] = struct{}{}
 	s.mu.Unlock()
