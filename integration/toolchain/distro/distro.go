@@ -5,13 +5,14 @@ package distro
 import (
 	"bytes"
 	"context"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/cleave-cri/cleave/lab/busybox"
 )
 
 // A need is one thing that must be there and the package that brings it.
@@ -24,7 +25,7 @@ type need struct {
 func needs() []need {
 	return []need{
 		{"runc", "runc", command("runc")},
-		{"busybox-static", "a statically linked busybox", func() bool { return StaticBusybox() != "" }},
+		{"busybox-static", "a statically linked busybox", staticBusybox},
 		{"e2fsprogs", "mkfs.ext4", command("mkfs.ext4")},
 		{"xfsprogs", "mkfs.xfs", command("mkfs.xfs")},
 		{"btrfs-progs", "mkfs.btrfs", command("mkfs.btrfs")},
@@ -41,33 +42,14 @@ func command(name string) func() bool {
 	}
 }
 
-func exists(path string) bool {
-	_, err := os.Stat(path)
+func staticBusybox() bool {
+	_, err := busybox.Find()
 	return err == nil
 }
 
-// StaticBusybox returns the path of a busybox that needs no shared library, or "" when there is none.
-func StaticBusybox() string {
-	for _, path := range []string{"/bin/busybox", "/usr/bin/busybox"} {
-		if static(path) {
-			return path
-		}
-	}
-	return ""
-}
-
-func static(path string) bool {
-	file, err := elf.Open(path)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = file.Close() }() // opened for reading only
-	for _, p := range file.Progs {
-		if p.Type == elf.PT_INTERP {
-			return false
-		}
-	}
-	return true
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // Missing lists the packages that bring what is not there.

@@ -1,0 +1,14 @@
+// Package lab is the ground that integration tests, the demo and later the split-filesystem lab stand on: filesystems
+// on loop devices, a private containerd, images built on the spot, pods, and the certainty that all of it goes away
+// again. The work is in its sub-packages:
+//
+//   - janitor: one folder per run, and a process that cleans it up whatever becomes of the run
+//   - sweep: finding and ending processes, mounts, loop devices and cgroups that belong to such a folder
+//   - disk: a filesystem of its own on a loop device
+//   - runtime: a private containerd
+//   - image: images, and the registry that serves them
+//   - pod: host-network pods through any CRI endpoint
+//   - need: what a test needs of the machine, and what happens when it isn't there
+//
+// Nothing that cleave does in production imports these packages.
+package lab

@@ -1,0 +1,262 @@
+// Package pod runs pods through any CRI endpoint, containerd's own or one in front of it: host-network pods, which need
+// no CNI plugin, with containers that write, wait or fail as a test needs.
+//
+// For integration tests, the demo and the lab.
+package pod
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+const (
+	// callLimit bounds a call whose context has no earlier deadline: two seconds, crictl's default, are too few on a busy machine.
+	callLimit = time.Minute
+	// pullLimit is the same for PullImage.
+	pullLimit = 5 * time.Minute
+	// maxMessageBytes is the largest answer taken, well above what containerd sends.
+	maxMessageBytes = 64 << 20
+)
+
+// Client talks to one CRI endpoint. Runtime and Images are the services themselves, for calls without a helper here.
+type Client struct {
+	Runtime cri.RuntimeServiceClient
+	Images  cri.ImageServiceClient
+
+	conn *grpc.ClientConn
+}
+
+// Dial makes a client for an endpoint such as unix:///run/containerd/containerd.sock. It connects with the first call.
+func Dial(endpoint string) (*Client, error) {
+	conn, err := grpc.NewClient(endpoint,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes), grpc.MaxCallSendMsgSize(maxMessageBytes)))
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	return &Client{Runtime: cri.NewRuntimeServiceClient(conn), Images: cri.NewImageServiceClient(conn), conn: conn}, nil
+}
+
+// Conn is the connection, for calls that are no CRI methods.
+func (c *Client) Conn() *grpc.ClientConn { return c.conn }
+
+// Close closes the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Pull pulls an image and returns its reference, as CRI gives it.
+func (c *Client) Pull(ctx context.Context, image string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, pullLimit)
+	defer cancel()
+	answer, err := c.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	if err != nil {
+		return "", fmt.Errorf("pull %s: %w", image, err)
+	}
+	return answer.GetImageRef(), nil
+}
+
+// Spec says what pod to run.
+type Spec struct {
+	// Name of the pod; required.
+	Name string
+	// Namespace; empty means default.
+	Namespace string
+	// UID; empty means a random one.
+	UID string
+	// CgroupParent as CRI wants it, such as runtime.Containerd.CgroupParent gives it.
+	CgroupParent string
+	// LogDir is the folder of the containers' logs; empty means that nothing is logged.
+	LogDir string
+	// Labels and Annotations of the sandbox.
+	Labels, Annotations map[string]string
+}
+
+// Pod is a running pod.
+type Pod struct {
+	// ID of the sandbox.
+	ID string
+	// Config is what the sandbox was made with.
+	Config *cri.PodSandboxConfig
+
+	client   *Client
+	attempts atomic.Uint32
+}
+
+// Run runs a pod's sandbox on the host's network.
+func (c *Client) Run(ctx context.Context, s Spec) (*Pod, error) {
+	if s.Namespace == "" {
+		s.Namespace = "default"
+	}
+	if s.UID == "" {
+		s.UID = strings.ToLower(rand.Text())
+	}
+	config := &cri.PodSandboxConfig{
+		Metadata:     &cri.PodSandboxMetadata{Name: s.Name, Namespace: s.Namespace, Uid: s.UID},
+		LogDirectory: s.LogDir,
+		Labels:       s.Labels,
+		Annotations:  s.Annotations,
+		Linux: &cri.LinuxPodSandboxConfig{
+			CgroupParent:    s.CgroupParent,
+			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: hostNetwork()},
+		},
+	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	answer, err := c.Runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+	if err != nil {
+		return nil, fmt.Errorf("run pod %s/%s: %w", s.Namespace, s.Name, err)
+	}
+	return &Pod{ID: answer.GetPodSandboxId(), Config: config, client: c}, nil
+}
+
+// hostNetwork must be in both the pod's and the containers' configurations.
+func hostNetwork() *cri.NamespaceOption {
+	return &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER, Ipc: cri.NamespaceMode_POD}
+}
+
+// ContainerSpec says what container to run.
+type ContainerSpec struct {
+	// Name of the container and, with .log, of its log; required.
+	Name string
+	// Image must have been pulled; required.
+	Image string
+	// Command replaces the image's entrypoint, Args its arguments; both empty means the image's own.
+	Command, Args []string
+	// Env holds variables by name.
+	Env map[string]string
+	// Mounts are bind mounts.
+	Mounts []*cri.Mount
+	// Labels and Annotations of the container.
+	Labels, Annotations map[string]string
+	// Edit may change the configuration just before it is sent; nil means no change.
+	Edit func(*cri.ContainerConfig)
+}
+
+// Create makes a container in the pod and returns its id. Containers made again under one name count as attempts.
+func (p *Pod) Create(ctx context.Context, s ContainerSpec) (string, error) {
+	config := &cri.ContainerConfig{
+		Metadata:    &cri.ContainerMetadata{Name: s.Name, Attempt: p.attempts.Add(1) - 1},
+		Image:       &cri.ImageSpec{Image: s.Image},
+		Command:     s.Command,
+		Args:        s.Args,
+		Mounts:      s.Mounts,
+		Labels:      s.Labels,
+		Annotations: s.Annotations,
+		Linux: &cri.LinuxContainerConfig{
+			SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: hostNetwork()},
+		},
+	}
+	for _, key := range slices.Sorted(maps.Keys(s.Env)) {
+		config.Envs = append(config.Envs, &cri.KeyValue{Key: key, Value: []byte(s.Env[key])})
+	}
+	if p.Config.GetLogDirectory() != "" {
+		config.LogPath = s.Name + ".log"
+	}
+	if s.Edit != nil {
+		s.Edit(config)
+	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	answer, err := p.client.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
+	if err != nil {
+		return "", fmt.Errorf("create container %s in pod %s: %w", s.Name, p.Config.GetMetadata().GetName(), err)
+	}
+	return answer.GetContainerId(), nil
+}
+
+// Start makes and starts a container and returns its id.
+func (p *Pod) Start(ctx context.Context, s ContainerSpec) (string, error) {
+	id, err := p.Create(ctx, s)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	if _, err := p.client.Runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: id}); err != nil {
+		return "", fmt.Errorf("start container %s in pod %s: %w", s.Name, p.Config.GetMetadata().GetName(), err)
+	}
+	return id, nil
+}
+
+// Exec runs a command in a container and returns what it wrote to standard output. An exit code other than 0 is an
+// error that has what it wrote to standard error.
+func (c *Client) Exec(ctx context.Context, containerID string, command ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	answer, err := c.Runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: containerID, Cmd: command})
+	if err != nil {
+		return "", fmt.Errorf("run %q in container %s: %w", command, containerID, err)
+	}
+	if answer.GetExitCode() != 0 {
+		return string(answer.GetStdout()), fmt.Errorf("run %q in container %s: exit code %d: %s", command, containerID, answer.GetExitCode(), strings.TrimSpace(string(answer.GetStderr())))
+	}
+	return string(answer.GetStdout()), nil
+}
+
+// Stats returns a container's statistics.
+func (c *Client) Stats(ctx context.Context, containerID string) (*cri.ContainerStats, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	answer, err := c.Runtime.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: containerID})
+	if err != nil {
+		return nil, fmt.Errorf("read the stats of container %s: %w", containerID, err)
+	}
+	return answer.GetStats(), nil
+}
+
+// Wait waits until a container has ended and returns its exit code. It asks ten times a second, because events can be
+// lost while the runtime restarts.
+func (c *Client) Wait(ctx context.Context, containerID string) (int32, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		answer, err := c.Runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: containerID})
+		if err != nil && status.Code(err) != codes.Unavailable {
+			return 0, fmt.Errorf("wait for container %s: %w", containerID, err)
+		}
+		if err == nil && answer.GetStatus().GetState() == cri.ContainerState_CONTAINER_EXITED {
+			return answer.GetStatus().GetExitCode(), nil
+		}
+		select {
+		case <-ctx.Done():
+			return 0, fmt.Errorf("wait for container %s: %w", containerID, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// RemoveContainer ends a container at once and removes it.
+func (c *Client) RemoveContainer(ctx context.Context, containerID string) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	if _, err := c.Runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: containerID}); err != nil {
+		return fmt.Errorf("remove container %s: %w", containerID, err)
+	}
+	return nil
+}
+
+// Remove ends the pod with all its containers and removes it.
+func (p *Pod) Remove(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	_, stopped := p.client.Runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.ID})
+	_, removed := p.client.Runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.ID})
+	if removed != nil {
+		return fmt.Errorf("remove pod %s: %w", p.Config.GetMetadata().GetName(), errors.Join(stopped, removed))
+	}
+	return nil
+}
