@@ -1,0 +1,193 @@
+// Package config holds cleave's configuration: one versioned YAML file, strictly
+// decoded. It imports nothing else of this module and reads nothing but the file
+// it is told to; commands and the agent may import it. config/kubelet, which
+// reads the kubelet's configuration, is another matter and not imported here.
+//
+// All defaults are in Default, all rules in Config.Validate, all keys in the
+// schema of schema.go; example.yaml says the same for people and is tested to be
+// equal to Default.
+package config
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// Version is the version of the file's format that this package knows.
+const Version = 1
+
+// DefaultPath is where the file is unless a flag says otherwise.
+const DefaultPath = "/etc/cleave/config.yaml"
+
+// maxFileBytes is the largest file that is read; a real one has 2 kB.
+const maxFileBytes = 1 << 20
+
+// ErrMissing says that there is no configuration file at all. It also is
+// fs.ErrNotExist. A file that is there and wrong gives Faults instead.
+var ErrMissing error = missingError{}
+
+type missingError struct{}
+
+func (missingError) Error() string        { return "config file does not exist" }
+func (missingError) Is(target error) bool { return target == fs.ErrNotExist }
+
+// Config is the whole configuration. It is a plain value; flags may overwrite
+// fields after Load, followed by another Validate.
+type Config struct {
+	// Version is the version of the format; it must be given and be 1.
+	Version int
+	// Mode is what cleave is towards the kubelet. Default: cri.
+	Mode Mode
+	// Runtime is the container runtime behind cleave.
+	Runtime Runtime
+	// Listen is where the kubelet reaches cleave.
+	Listen Listen
+	// Control is where cleave's own commands reach the running cleave.
+	Control Control
+	// StateDir is the folder for what must outlast a restart: an absolute path
+	// other than the root directory; made if missing. One running cleave per
+	// folder. Default: /var/lib/cleave.
+	StateDir string
+	// Filesystems are the paths whose filesystems cleave looks at.
+	Filesystems Filesystems
+	// Measure limits what measuring may cost.
+	Measure Measure
+	// Memory limits cleave's own memory.
+	Memory Memory
+	// Log is how cleave's log looks.
+	Log Log
+}
+
+// Mode is what cleave is towards the kubelet.
+type Mode string
+
+// The modes.
+const (
+	// ModeCRI: a proxy between the kubelet and the runtime.
+	ModeCRI Mode = "cri"
+	// ModeObserve: cleave reports and explains, and changes no answer.
+	ModeObserve Mode = "observe"
+	// ModeCRIO: a look-alike of CRI-O. Known by name so that it can be refused
+	// with a reason; not built yet.
+	ModeCRIO Mode = "crio"
+)
+
+// Runtime is the container runtime behind cleave.
+type Runtime struct {
+	// Endpoint is the runtime's CRI socket. cleave may start before it exists.
+	// Default: unix:///run/containerd/containerd.sock.
+	Endpoint Endpoint
+	// Namespace is the containerd namespace that holds the kubelet's containers:
+	// letters, digits and single . _ - between them, 76 bytes at most.
+	// Default: k8s.io.
+	Namespace string
+}
+
+// Listen is where the kubelet reaches cleave.
+type Listen struct {
+	// Endpoint is the socket that cleave makes; its folder must exist. It must
+	// differ from the other endpoints. Default: unix:///run/cleave/cleave.sock.
+	Endpoint Endpoint
+}
+
+// Control is where cleave's own commands reach the running cleave.
+type Control struct {
+	// Endpoint is the socket that cleave makes, for root only. It must differ
+	// from the other endpoints. Default: unix:///run/cleave/control.sock.
+	Endpoint Endpoint
+}
+
+// Filesystems are paths whose filesystems cleave looks at. Paths are absolute
+// and need not be mountpoints: the device a path is on counts.
+type Filesystems struct {
+	// NodeFS is the kubelet's root directory. Must be given.
+	// Default: /var/lib/kubelet.
+	NodeFS string
+	// Logs is the folder of containers' logs. Must be given.
+	// Default: /var/log/pods.
+	Logs string
+	// ImageFS is where image layers are. Empty means: the root folder of
+	// containerd's snapshotter, found out by itself. Default: empty.
+	ImageFS string
+	// ContainerFS is where writable layers are. Empty means: where the upper
+	// directories of containers really are, found out by itself. Default: empty.
+	ContainerFS string
+}
+
+// Measure limits what measuring may cost.
+type Measure struct {
+	// Period is the shortest time between two measurements of one writable
+	// layer: 1s or more, no upper limit. When measuring is slower than that, or
+	// MaxCorePercent is reached, the real period is longer. Default: 10s.
+	Period time.Duration
+	// MaxCorePercent is how many percent of one processor core measuring may
+	// take on average: 1 to 100. Default: 5.
+	MaxCorePercent int
+}
+
+// Memory limits cleave's own memory.
+type Memory struct {
+	// LimitBytes is the soft limit that the Go runtime keeps its memory under,
+	// by collecting garbage more often (GOMEMLIMIT); it does not stop cleave
+	// from taking more. In the file, "limit" is a quantity as Kubernetes writes
+	// it. 32Mi or more; 0 means no limit. Default: 128Mi.
+	LimitBytes int64
+}
+
+// Log is how cleave's log looks.
+type Log struct {
+	// Level is the least level that is logged: debug, info, warn or error.
+	// Default: info.
+	Level string
+	// Format is json, one object per line, or console, for people.
+	// Default: json.
+	Format string
+}
+
+// Default returns the configuration with all defaults. It is valid.
+func Default() Config {
+	return Config{
+		Version:     Version,
+		Mode:        ModeCRI,
+		Runtime:     Runtime{Endpoint: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
+		Listen:      Listen{Endpoint: "/run/cleave/cleave.sock"},
+		Control:     Control{Endpoint: "/run/cleave/control.sock"},
+		StateDir:    "/var/lib/cleave",
+		Filesystems: Filesystems{NodeFS: "/var/lib/kubelet", Logs: "/var/log/pods"},
+		Measure:     Measure{Period: 10 * time.Second, MaxCorePercent: 5},
+		Memory:      Memory{LimitBytes: 128 << 20},
+		Log:         Log{Level: "info", Format: "json"},
+	}
+}
+
+//go:embed example.yaml
+var example string
+
+// Example returns the file to install: all keys with their defaults, and what
+// they mean.
+func Example() []byte { return []byte(example) }
+
+// Load reads the file at path; keys that are not in it have their defaults.
+//
+// Errors are ErrMissing if there is no such file, Faults (see errors.As) if it
+// is wrong, and otherwise the reason why it could not be read.
+func Load(path string) (Config, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Config{}, fmt.Errorf("read config %q: %w", path, ErrMissing)
+	}
+	if err != nil {
+		return Config{}, fmt.Errorf("read config: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
+	if err != nil {
+		return Config{}, fmt.Errorf("read config: %w", err)
+	}
+	return Parse(path, data)
+}

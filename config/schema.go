@@ -1,0 +1,186 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// section is a mapping of the file: its keys in the order in which they are
+// written.
+type section []field
+
+// field is a key: either a section or a value.
+type field struct {
+	key   string
+	sub   section
+	value value
+}
+
+// value is what a key without a section below it holds.
+type value interface {
+	// decode sets the value from a scalar that is not null; the error says what
+	// it should have been, for people.
+	decode(n *yaml.Node) error
+	// encode gives the scalar that decode reads.
+	encode() *yaml.Node
+}
+
+// schema is all keys of the file, bound to the fields of c.
+func schema(c *Config) section {
+	return section{
+		{key: "version", value: intValue{&c.Version}},
+		{key: "mode", value: textValue{(*string)(&c.Mode)}},
+		{key: "runtime", sub: section{
+			{key: "endpoint", value: endpointValue{&c.Runtime.Endpoint}},
+			{key: "namespace", value: textValue{&c.Runtime.Namespace}},
+		}},
+		{key: "listen", sub: section{
+			{key: "endpoint", value: endpointValue{&c.Listen.Endpoint}},
+		}},
+		{key: "control", sub: section{
+			{key: "endpoint", value: endpointValue{&c.Control.Endpoint}},
+		}},
+		{key: "stateDir", value: textValue{&c.StateDir}},
+		{key: "filesystems", sub: section{
+			{key: "nodefs", value: textValue{&c.Filesystems.NodeFS}},
+			{key: "logs", value: textValue{&c.Filesystems.Logs}},
+			{key: "imagefs", value: textValue{&c.Filesystems.ImageFS}},
+			{key: "containerfs", value: textValue{&c.Filesystems.ContainerFS}},
+		}},
+		{key: "measure", sub: section{
+			{key: "period", value: durationValue{&c.Measure.Period}},
+			{key: "maxCorePercent", value: intValue{&c.Measure.MaxCorePercent}},
+		}},
+		{key: "memory", sub: section{
+			{key: "limit", value: bytesValue{&c.Memory.LimitBytes}},
+		}},
+		{key: "log", sub: section{
+			{key: "level", value: textValue{&c.Log.Level}},
+			{key: "format", value: textValue{&c.Log.Format}},
+		}},
+	}
+}
+
+// The tags that YAML gives to plain scalars.
+const (
+	tagText  = "!!str"
+	tagInt   = "!!int"
+	tagFloat = "!!float"
+)
+
+type textValue struct{ to *string }
+
+func (v textValue) decode(n *yaml.Node) error {
+	if n.ShortTag() != tagText {
+		return fmt.Errorf("must be text, not %s: put it in quotes if it is meant so", shown(n.Value))
+	}
+	*v.to = n.Value
+	return nil
+}
+
+func (v textValue) encode() *yaml.Node {
+	n := new(yaml.Node)
+	n.SetString(*v.to)
+	return n
+}
+
+type intValue struct{ to *int }
+
+func (v intValue) decode(n *yaml.Node) error {
+	i, err := strconv.Atoi(n.Value)
+	if err != nil || n.ShortTag() != tagInt {
+		return fmt.Errorf("must be a whole number, not %s", shown(n.Value))
+	}
+	*v.to = i
+	return nil
+}
+
+func (v intValue) encode() *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagInt, Value: strconv.Itoa(*v.to)}
+}
+
+type durationValue struct{ to *time.Duration }
+
+func (v durationValue) decode(n *yaml.Node) error {
+	d, err := time.ParseDuration(n.Value)
+	switch tag := n.ShortTag(); {
+	case tag == tagInt || tag == tagFloat:
+		return fmt.Errorf("must be a duration with a unit, such as %ss, not %s", n.Value, shown(n.Value))
+	case err != nil || tag != tagText:
+		return fmt.Errorf("must be a duration, such as 10s or 1m30s, not %s", shown(n.Value))
+	}
+	*v.to = d
+	return nil
+}
+
+func (v durationValue) encode() *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: v.to.String()}
+}
+
+type bytesValue struct{ to *int64 }
+
+func (v bytesValue) decode(n *yaml.Node) error {
+	switch n.ShortTag() {
+	case tagText, tagInt, tagFloat:
+	default:
+		return fmt.Errorf("%s %w", shown(n.Value), errQuantity)
+	}
+	b, err := ParseBytes(n.Value)
+	if err != nil {
+		return err
+	}
+	*v.to = b
+	return nil
+}
+
+func (v bytesValue) encode() *yaml.Node {
+	text := formatBytes(*v.to)
+	tag := tagText
+	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
+		tag = tagInt
+	}
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text}
+}
+
+type endpointValue struct{ to *Endpoint }
+
+func (v endpointValue) decode(n *yaml.Node) error {
+	var s string
+	if err := (textValue{&s}).decode(n); err != nil {
+		return err
+	}
+	e, err := ParseEndpoint(s)
+	if err != nil {
+		return err
+	}
+	*v.to = e
+	return nil
+}
+
+func (v endpointValue) encode() *yaml.Node {
+	s := v.to.String()
+	return textValue{&s}.encode()
+}
+
+// YAML writes the configuration so that Parse gives it back: all keys, without
+// comments. c should be valid.
+func (c Config) YAML() ([]byte, error) {
+	return yaml.Marshal(schema(&c).encode())
+}
+
+func (s section) encode() *yaml.Node {
+	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for _, f := range s {
+		v := (*yaml.Node)(nil)
+		if f.sub != nil {
+			v = f.sub.encode()
+		} else {
+			v = f.value.encode()
+		}
+		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: f.key}, v)
+	}
+	return n
+}

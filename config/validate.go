@@ -1,0 +1,125 @@
+package config
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Limits of values; see the fields of Config.
+const (
+	minPeriod        = time.Second
+	minMemoryBytes   = 32 << 20
+	maxNamespace     = 76
+	maxPathBytes     = 4095 // PATH_MAX without the zero byte (limits.h)
+	minCorePercent   = 1
+	maxCorePercent   = 100
+	namespacePattern = `^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`
+)
+
+// Validate looks at every field; the error is nil or Faults with all that is
+// wrong, without places. Nothing outside of c is looked at: whether sockets and
+// folders exist is the business of who uses them.
+func (c Config) Validate() error {
+	if faults := c.faults(); len(faults) > 0 {
+		return faults
+	}
+	return nil
+}
+
+func (c Config) faults() Faults {
+	var out Faults
+	fault := func(key, format string, args ...any) {
+		out = append(out, Fault{Key: key, Message: fmt.Sprintf(format, args...)})
+	}
+
+	if c.Version != Version {
+		fault("version", "%s", versionMessage(c.Version))
+	}
+	switch c.Mode {
+	case ModeCRI, ModeObserve:
+	case ModeCRIO:
+		fault("mode", "crio is known but not built yet; use cri or observe")
+	default:
+		fault("mode", "%s", oneOf(string(c.Mode), string(ModeCRI), string(ModeObserve)))
+	}
+
+	endpoints := []struct {
+		key string
+		e   Endpoint
+	}{
+		{"runtime.endpoint", c.Runtime.Endpoint},
+		{"listen.endpoint", c.Listen.Endpoint},
+		{"control.endpoint", c.Control.Endpoint},
+	}
+	for i, at := range endpoints {
+		if message := at.e.fault(); message != "" {
+			fault(at.key, "%s: %s", shown(string(at.e)), message)
+			continue
+		}
+		for _, other := range endpoints[:i] {
+			if path.Clean(at.e.Path()) == path.Clean(other.e.Path()) {
+				fault(at.key, "%s is also %s; each needs its own socket", shown(at.e.String()), other.key)
+			}
+		}
+	}
+	// The rule of containerd's identifiers; it refuses others.
+	if len(c.Runtime.Namespace) > maxNamespace || !regexp.MustCompile(namespacePattern).MatchString(c.Runtime.Namespace) {
+		fault("runtime.namespace", "%s is no containerd namespace: letters, digits and single . _ - between them, %d at most",
+			shown(c.Runtime.Namespace), maxNamespace)
+	}
+
+	for _, p := range []struct {
+		key, value          string
+		mayBeEmpty, notRoot bool
+	}{
+		{"stateDir", c.StateDir, false, true},
+		{"filesystems.nodefs", c.Filesystems.NodeFS, false, false},
+		{"filesystems.logs", c.Filesystems.Logs, false, false},
+		{"filesystems.imagefs", c.Filesystems.ImageFS, true, false},
+		{"filesystems.containerfs", c.Filesystems.ContainerFS, true, false},
+	} {
+		switch message := textFault(p.value); {
+		case p.value == "" && p.mayBeEmpty:
+		case p.value == "":
+			fault(p.key, "must not be empty; leave the key out for the default")
+		case !strings.HasPrefix(p.value, "/"):
+			fault(p.key, "%s must be an absolute path", shown(p.value))
+		case len(p.value) > maxPathBytes:
+			fault(p.key, "the path has %d bytes, but the kernel takes only %d", len(p.value), maxPathBytes)
+		case message != "":
+			fault(p.key, "%s: %s", shown(p.value), message)
+		case p.notRoot && path.Clean(p.value) == "/":
+			fault(p.key, "must not be the root directory")
+		}
+	}
+
+	if c.Measure.Period < minPeriod {
+		fault("measure.period", "must be at least %v, not %v", minPeriod, c.Measure.Period)
+	}
+	if p := c.Measure.MaxCorePercent; p < minCorePercent || p > maxCorePercent {
+		fault("measure.maxCorePercent", "must be from %d to %d, not %d", minCorePercent, maxCorePercent, p)
+	}
+	if l := c.Memory.LimitBytes; l != 0 && l < minMemoryBytes {
+		fault("memory.limit", "must be at least %s, or 0 for no limit, not %s", formatBytes(minMemoryBytes), formatBytes(l))
+	}
+	if message := oneOf(c.Log.Level, "debug", "info", "warn", "error"); message != "" {
+		fault("log.level", "%s", message)
+	}
+	if message := oneOf(c.Log.Format, "json", "console"); message != "" {
+		fault("log.format", "%s", message)
+	}
+	return out
+}
+
+// oneOf says that value is none of known, or nothing if it is.
+func oneOf(value string, known ...string) string {
+	if slices.Contains(known, value) {
+		return ""
+	}
+	last := len(known) - 1
+	return fmt.Sprintf("must be %s or %s, not %s", strings.Join(known[:last], ", "), known[last], shown(value))
+}
