@@ -29,6 +29,8 @@ type process struct {
 // shim is no longer known as ours. The caller and its ancestors are never touched.
 func Processes(ctx context.Context, s Scope) error {
 	left := make(map[string]bool)
+	// A process shows no environment for a moment while it starts another program, so one empty look is not enough.
+	quiet := 0
 	err := until(ctx, func() (string, error) {
 		all, err := processes()
 		if err != nil {
@@ -36,8 +38,12 @@ func Processes(ctx context.Context, s Scope) error {
 		}
 		mine := s.choose(all)
 		if len(mine) == 0 {
-			return "", nil
+			if quiet++; quiet == 2 {
+				return "", nil
+			}
+			return "look again for processes of " + s.Dir, nil
 		}
+		quiet = 0
 		for _, p := range mine {
 			for _, dir := range p.cgroups {
 				left[dir] = true

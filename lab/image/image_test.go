@@ -1,0 +1,230 @@
+package image_test
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"github.com/cleave-cri/cleave/lab/busybox"
+	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/lab/need"
+)
+
+func requireBusybox(t *testing.T) {
+	t.Helper()
+	if _, err := busybox.Find(); err != nil {
+		need.Skip(t, "needs busybox: %v", err)
+	}
+}
+
+func serve(t *testing.T) *image.Registry {
+	t.Helper()
+	r, err := image.Serve(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func TestBusybox(t *testing.T) {
+	t.Parallel()
+	requireBusybox(t)
+	build := func() v1.Image {
+		img, err := image.Busybox(t.Context(), image.Config{
+			User: "www-data", Cmd: []string{"true"}, Env: []string{"A=b"},
+			Files: map[string]string{"/etc/motd": "hi\n", "/etc/hostname": "lab\n"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return img
+	}
+	first, second := digest(t, build()), digest(t, build())
+	if first != second {
+		t.Errorf("two builds give %s and %s", first, second)
+	}
+	img := build()
+	file, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := file.Config; got.User != "www-data" || strings.Join(got.Cmd, " ") != "true" || strings.Join(got.Env, " ") != "PATH=/bin A=b" {
+		t.Errorf("configuration is %+v", got)
+	}
+	content := map[string]string{}
+	reader := tar.NewReader(mutate.Extract(img))
+	for {
+		h, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content["/"+strings.Trim(h.Name, "/")] = h.Linkname + string(body)
+	}
+	for path, want := range map[string]string{"/etc/motd": "hi\n", "/etc/hostname": "lab\n", "/bin/sh": "busybox", "/bin/sleep": "busybox"} {
+		if got := content[path]; got != want {
+			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+	}
+	if _, ok := content["/tmp"]; !ok || !strings.HasPrefix(content["/etc/passwd"], "root:") {
+		t.Error("there is no /tmp, or no root in /etc/passwd")
+	}
+}
+
+func TestRandomIsTheSameForTheSameSeed(t *testing.T) {
+	t.Parallel()
+	build := func(seed int64) string {
+		img, err := image.Random(seed, 3, 10_000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		layers, err := img.Layers()
+		if err != nil || len(layers) != 3 {
+			t.Errorf("%d layers (%v), want 3", len(layers), err)
+		}
+		return digest(t, img)
+	}
+	if build(1) != build(1) {
+		t.Error("one seed gave two images")
+	}
+	if build(1) == build(2) {
+		t.Error("two seeds gave one image")
+	}
+}
+
+// containerd asks for an image by the path alone and names the registry in the parameter ns: both names must be found,
+// and neither under the other's.
+func TestOneRegistryForAllNames(t *testing.T) {
+	t.Parallel()
+	r := serve(t)
+	pushed := map[string]string{}
+	for seed, ref := range []string{"registry.k8s.io/thing:1", "docker.io/library/thing:1", "localhost:5000/thing:1"} {
+		img, err := image.Random(int64(seed), 1, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pushed[ref], err = r.Push(t.Context(), ref, img); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ref, path := range map[string]string{
+		"registry.k8s.io/thing:1":     "/v2/thing/manifests/1?ns=registry.k8s.io",
+		"docker.io/library/thing:1":   "/v2/library/thing/manifests/1?ns=docker.io",
+		"localhost:5000/thing:1":      "/v2/thing/manifests/1?ns=localhost:5000",
+		"nowhere.invalid/thing:1":     "/v2/thing/manifests/1?ns=nowhere.invalid",
+		"docker.io/library/nothing:1": "/v2/library/nothing/manifests/1?ns=docker.io",
+	} {
+		response := get(t.Context(), t, r, path)
+		if got := response.Header.Get("Docker-Content-Digest"); got != pushed[ref] {
+			t.Errorf("%s gave %q, want %q", path, got, pushed[ref])
+		}
+		if found := response.StatusCode == http.StatusOK; found != (pushed[ref] != "") {
+			t.Errorf("%s gave status %d", path, response.StatusCode)
+		}
+	}
+	dir := t.TempDir()
+	if err := r.WriteHosts(dir); err != nil {
+		t.Fatal(err)
+	}
+	hosts, err := os.ReadFile(filepath.Join(dir, "_default", "hosts.toml"))
+	if err != nil || strings.Count(string(hosts), "http://"+r.Addr()) != 2 {
+		t.Errorf("hosts.toml is %q (%v)", hosts, err)
+	}
+}
+
+func TestSlowLayer(t *testing.T) {
+	t.Parallel()
+	r := serve(t)
+	img, err := image.Random(7, 1, 200_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Push(t.Context(), "registry.k8s.io/slow:1", img); err != nil {
+		t.Fatal(err)
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pace = 300 * time.Millisecond
+	if err := r.Slow("registry.k8s.io/slow", pace); err != nil {
+		t.Fatal(err)
+	}
+	path := "/v2/slow/blobs/" + layer.String() + "?ns=registry.k8s.io"
+	start := time.Now()
+	get(t.Context(), t, r, path)
+	if took := time.Since(start); took < pace*9/10 {
+		t.Errorf("a slow layer took %s, want at least about %s", took, pace)
+	}
+	if err := r.Slow("registry.k8s.io/slow", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = response.Body.Close() }() // its context has ended
+	if _, err := io.Copy(io.Discard, response.Body); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a client that gave up got %v", err)
+	}
+}
+
+// get reads an answer to its end.
+func get(ctx context.Context, t *testing.T, r *image.Registry, path string) *http.Response {
+	t.Helper()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr()+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+		t.Fatal(err)
+	}
+	if err := response.Body.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return response
+}
+
+func digest(t *testing.T, img v1.Image) string {
+	t.Helper()
+	d, err := img.Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d.String()
+}

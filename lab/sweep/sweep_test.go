@@ -1,0 +1,115 @@
+package sweep_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleave-cri/cleave/lab/sweep"
+)
+
+// Somebody else's process must survive, even when it works in the folder or has its name in an argument.
+func TestProcessesEndsOnlyItsOwn(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	neighbour := dir + "x"
+	start := func(mark string, args ...string) (pid int, ended chan struct{}) {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), sweep.MarkEnv+"="+mark)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended = make(chan struct{})
+		go func() {
+			_ = cmd.Wait() // killed: its status says nothing
+			close(ended)
+		}()
+		t.Cleanup(func() {
+			_ = cmd.Process.Kill() // most are dead already
+			<-ended
+		})
+		return cmd.Process.Pid, ended
+	}
+	_, mine := start(dir, "sleep", "9999")
+	_, below := start(filepath.Join(dir, "a", "b"), "sleep", "9999")
+	_, stubborn := start(dir, "sh", "-c", "trap '' TERM INT HUP; while :; do sleep 9999; done")
+	other, _ := start("", "sleep", "9999")
+	reader, _ := start("", "tail", "-f", "/dev/null", dir)
+	near, _ := start(neighbour, "sleep", "9999")
+
+	if err := sweep.Processes(t.Context(), sweep.Scope{Dir: dir}); err != nil {
+		t.Fatal(err)
+	}
+	for name, ended := range map[string]chan struct{}{"marked with the folder": mine, "marked with a folder below": below, "one that ignores signals": stubborn} {
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			t.Errorf("a process %s still runs", name)
+		}
+	}
+	for name, pid := range map[string]int{"without a mark": other, "that reads the folder": reader, "of a folder whose name begins alike": near} {
+		if err := syscall.Kill(pid, 0); err != nil {
+			t.Errorf("a process %s was ended: %v", name, err)
+		}
+	}
+}
+
+func TestFilesRefusesWhileMounted(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount") // need imports janitor and that imports sweep: a test of sweep can't use it
+	}
+	precious := t.TempDir()
+	if err := os.WriteFile(filepath.Join(precious, "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "run")
+	target := filepath.Join(dir, "mnt")
+	if err := os.MkdirAll(target, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount(precious, target, "", syscall.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	s := sweep.Scope{Dir: dir}
+	if err := sweep.Files(s); err == nil || !strings.Contains(err.Error(), "still mounted") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	if err := sweep.All(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	if err := sweep.Files(s); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(precious, "file")); err != nil {
+		t.Errorf("what was mounted is gone: %v", err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+	if err := sweep.Files(s); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+func TestScopesThatReachTooFar(t *testing.T) {
+	t.Parallel()
+	for _, s := range []sweep.Scope{
+		{}, {Dir: "/"}, {Dir: "/tmp"}, {Dir: "tmp/x"}, {Dir: "/tmp/x/"}, {Dir: "/tmp/../x"}, {Dir: "/tmp/x", Cgroup: "/"},
+		{Dir: "/tmp/x", Cgroup: "."}, {Dir: "/tmp/x", Cgroup: ".."}, {Dir: "/tmp/x", Cgroup: "a/../.."}, {Dir: "/tmp/x", Cgroup: "a/"},
+	} {
+		if err := sweep.All(context.Background(), s); err == nil {
+			t.Errorf("%+v was taken", s)
+		}
+		if err := sweep.Files(s); err == nil {
+			t.Errorf("%+v was taken for its files", s)
+		}
+	}
+}
