@@ -105,10 +105,11 @@ func TestRandomIsTheSameForTheSameSeed(t *testing.T) {
 		}
 		return digest(t, img)
 	}
-	if build(1) != build(1) {
+	first, again, other := build(1), build(1), build(2)
+	if first != again {
 		t.Error("one seed gave two images")
 	}
-	if build(1) == build(2) {
+	if first == other {
 		t.Error("two seeds gave one image")
 	}
 }
@@ -194,7 +195,7 @@ func TestSlowLayer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = response.Body.Close() }() // its context has ended
+	defer func() { _ = response.Body.Close() }() //nolint:errcheck // its context has ended
 	if _, err := io.Copy(io.Discard, response.Body); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a client that gave up got %v", err)
 	}

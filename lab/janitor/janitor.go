@@ -70,11 +70,11 @@ func Main() {
 	// Ctrl-C in a terminal, the end of a session and a reader that has gone are for the run, not for its janitor.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
 	if err := watch(dir); err != nil {
-		// Nobody may be left to read it but the next run, or a person who looks into the folder.
+		//nolint:errcheck // the run reads it if it is still there; otherwise nobody is left to tell
 		_ = os.WriteFile(filepath.Join(dir, reportFile), []byte(err.Error()+"\n"), 0o600)
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // this is the janitor's main
 	}
-	os.Exit(0)
+	os.Exit(0) //nolint:forbidigo // this is the janitor's main
 }
 
 // watch waits for the run's end and cleans up after it. Descriptors: 3 the pipe, 4 the lock, 5 where to say ready.
@@ -94,7 +94,7 @@ func watch(dir string) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("wait for the end of the run: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), cleanLimit)
+	ctx, cancel := context.WithTimeout(context.Background(), cleanLimit) //nolint:forbidigo // called by the janitor's main
 	defer cancel()
 	return clean(ctx, dir)
 }
@@ -187,8 +187,8 @@ func (r *Run) hire(ctx context.Context) (err error) {
 		err = errors.Join(err, fmt.Errorf("wait for the janitor: %w; is janitor.Main the first call of main or TestMain?", errors.Join(readErr, ctx.Err())))
 	}
 	if err = errors.Join(err, heard.Close()); err != nil {
-		_ = child.Process.Kill() // it may have gone by itself
-		_ = child.Wait()         // killed: its status says nothing
+		_ = child.Process.Kill() //nolint:errcheck // it may have gone by itself
+		_ = child.Wait()         //nolint:errcheck // killed: its status says nothing
 		return errors.Join(err, ours.Close())
 	}
 	r.pipe, r.child = ours, child
@@ -322,7 +322,7 @@ func claimStale(base string) ([]claim, error) {
 			continue // cleaned by its own janitor in this moment
 		}
 		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
-			_ = lock.Close() // a live run's; we only looked
+			_ = lock.Close() //nolint:errcheck // a live run's; we only looked
 			continue
 		}
 		claims = append(claims, claim{dir, lock})

@@ -126,7 +126,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if err := tc.kill(cmd); err != nil {
 				t.Fatal(err)
 			}
-			_ = cmd.Wait() // killed: its status says nothing
+			_ = cmd.Wait() //nolint:errcheck // killed: its status says nothing
 			waitGone(t, dir)
 		})
 	}
@@ -145,7 +145,7 @@ func TestStaleRunIsCleanedByTheNext(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // killed: its status says nothing
+	_ = cmd.Wait() //nolint:errcheck // killed: its status says nothing
 	if !processesIn(t, dir) {
 		t.Fatal("the stale run has no processes: the test shows nothing")
 	}

@@ -62,7 +62,7 @@ func Lab(t testing.TB) *janitor.Run {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 		defer cancel()
 		if err := run.Close(ctx); err != nil {
 			t.Errorf("clean up the lab run: %v", err)

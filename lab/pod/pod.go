@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 const (
@@ -33,8 +33,8 @@ const (
 
 // Client talks to one CRI endpoint. Runtime and Images are the services themselves, for calls without a helper here.
 type Client struct {
-	Runtime cri.RuntimeServiceClient
-	Images  cri.ImageServiceClient
+	Runtime runtimeapi.RuntimeServiceClient
+	Images  runtimeapi.ImageServiceClient
 
 	conn *grpc.ClientConn
 }
@@ -47,7 +47,7 @@ func Dial(endpoint string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}
-	return &Client{Runtime: cri.NewRuntimeServiceClient(conn), Images: cri.NewImageServiceClient(conn), conn: conn}, nil
+	return &Client{Runtime: runtimeapi.NewRuntimeServiceClient(conn), Images: runtimeapi.NewImageServiceClient(conn), conn: conn}, nil
 }
 
 // Conn is the connection, for calls that are no CRI methods.
@@ -60,7 +60,7 @@ func (c *Client) Close() error { return c.conn.Close() }
 func (c *Client) Pull(ctx context.Context, image string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, pullLimit)
 	defer cancel()
-	answer, err := c.Images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	answer, err := c.Images.PullImage(ctx, &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: image}})
 	if err != nil {
 		return "", fmt.Errorf("pull %s: %w", image, err)
 	}
@@ -88,7 +88,7 @@ type Pod struct {
 	// ID of the sandbox.
 	ID string
 	// Config is what the sandbox was made with.
-	Config *cri.PodSandboxConfig
+	Config *runtimeapi.PodSandboxConfig
 
 	client   *Client
 	attempts atomic.Uint32
@@ -102,19 +102,19 @@ func (c *Client) Run(ctx context.Context, s Spec) (*Pod, error) {
 	if s.UID == "" {
 		s.UID = strings.ToLower(rand.Text())
 	}
-	config := &cri.PodSandboxConfig{
-		Metadata:     &cri.PodSandboxMetadata{Name: s.Name, Namespace: s.Namespace, Uid: s.UID},
+	config := &runtimeapi.PodSandboxConfig{
+		Metadata:     &runtimeapi.PodSandboxMetadata{Name: s.Name, Namespace: s.Namespace, Uid: s.UID},
 		LogDirectory: s.LogDir,
 		Labels:       s.Labels,
 		Annotations:  s.Annotations,
-		Linux: &cri.LinuxPodSandboxConfig{
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
 			CgroupParent:    s.CgroupParent,
-			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: hostNetwork()},
+			SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{NamespaceOptions: hostNetwork()},
 		},
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	answer, err := c.Runtime.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: config})
+	answer, err := c.Runtime.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: config})
 	if err != nil {
 		return nil, fmt.Errorf("run pod %s/%s: %w", s.Namespace, s.Name, err)
 	}
@@ -122,8 +122,8 @@ func (c *Client) Run(ctx context.Context, s Spec) (*Pod, error) {
 }
 
 // hostNetwork must be in both the pod's and the containers' configurations.
-func hostNetwork() *cri.NamespaceOption {
-	return &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER, Ipc: cri.NamespaceMode_POD}
+func hostNetwork() *runtimeapi.NamespaceOption {
+	return &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER, Ipc: runtimeapi.NamespaceMode_POD}
 }
 
 // ContainerSpec says what container to run.
@@ -137,29 +137,29 @@ type ContainerSpec struct {
 	// Env holds variables by name.
 	Env map[string]string
 	// Mounts are bind mounts.
-	Mounts []*cri.Mount
+	Mounts []*runtimeapi.Mount
 	// Labels and Annotations of the container.
 	Labels, Annotations map[string]string
 	// Edit may change the configuration just before it is sent; nil means no change.
-	Edit func(*cri.ContainerConfig)
+	Edit func(*runtimeapi.ContainerConfig)
 }
 
 // Create makes a container in the pod and returns its id. Containers made again under one name count as attempts.
 func (p *Pod) Create(ctx context.Context, s ContainerSpec) (string, error) {
-	config := &cri.ContainerConfig{
-		Metadata:    &cri.ContainerMetadata{Name: s.Name, Attempt: p.attempts.Add(1) - 1},
-		Image:       &cri.ImageSpec{Image: s.Image},
+	config := &runtimeapi.ContainerConfig{
+		Metadata:    &runtimeapi.ContainerMetadata{Name: s.Name, Attempt: p.attempts.Add(1) - 1},
+		Image:       &runtimeapi.ImageSpec{Image: s.Image},
 		Command:     s.Command,
 		Args:        s.Args,
 		Mounts:      s.Mounts,
 		Labels:      s.Labels,
 		Annotations: s.Annotations,
-		Linux: &cri.LinuxContainerConfig{
-			SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: hostNetwork()},
+		Linux: &runtimeapi.LinuxContainerConfig{
+			SecurityContext: &runtimeapi.LinuxContainerSecurityContext{NamespaceOptions: hostNetwork()},
 		},
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.Env)) {
-		config.Envs = append(config.Envs, &cri.KeyValue{Key: key, Value: []byte(s.Env[key])})
+		config.Envs = append(config.Envs, &runtimeapi.KeyValue{Key: key, Value: []byte(s.Env[key])})
 	}
 	if p.Config.GetLogDirectory() != "" {
 		config.LogPath = s.Name + ".log"
@@ -169,7 +169,7 @@ func (p *Pod) Create(ctx context.Context, s ContainerSpec) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	answer, err := p.client.Runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
+	answer, err := p.client.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: p.ID, Config: config, SandboxConfig: p.Config})
 	if err != nil {
 		return "", fmt.Errorf("create container %s in pod %s: %w", s.Name, p.Config.GetMetadata().GetName(), err)
 	}
@@ -184,7 +184,7 @@ func (p *Pod) Start(ctx context.Context, s ContainerSpec) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	if _, err := p.client.Runtime.StartContainer(ctx, &cri.StartContainerRequest{ContainerId: id}); err != nil {
+	if _, err := p.client.Runtime.StartContainer(ctx, &runtimeapi.StartContainerRequest{ContainerId: id}); err != nil {
 		return "", fmt.Errorf("start container %s in pod %s: %w", s.Name, p.Config.GetMetadata().GetName(), err)
 	}
 	return id, nil
@@ -195,7 +195,7 @@ func (p *Pod) Start(ctx context.Context, s ContainerSpec) (string, error) {
 func (c *Client) Exec(ctx context.Context, containerID string, command ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	answer, err := c.Runtime.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: containerID, Cmd: command})
+	answer, err := c.Runtime.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: containerID, Cmd: command})
 	if err != nil {
 		return "", fmt.Errorf("run %q in container %s: %w", command, containerID, err)
 	}
@@ -206,10 +206,10 @@ func (c *Client) Exec(ctx context.Context, containerID string, command ...string
 }
 
 // Stats returns a container's statistics.
-func (c *Client) Stats(ctx context.Context, containerID string) (*cri.ContainerStats, error) {
+func (c *Client) Stats(ctx context.Context, containerID string) (*runtimeapi.ContainerStats, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	answer, err := c.Runtime.ContainerStats(ctx, &cri.ContainerStatsRequest{ContainerId: containerID})
+	answer, err := c.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: containerID})
 	if err != nil {
 		return nil, fmt.Errorf("read the stats of container %s: %w", containerID, err)
 	}
@@ -224,11 +224,11 @@ func (c *Client) Wait(ctx context.Context, containerID string) (int32, error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		answer, err := c.Runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: containerID})
+		answer, err := c.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: containerID})
 		if err != nil && status.Code(err) != codes.Unavailable {
 			return 0, fmt.Errorf("wait for container %s: %w", containerID, err)
 		}
-		if err == nil && answer.GetStatus().GetState() == cri.ContainerState_CONTAINER_EXITED {
+		if err == nil && answer.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_EXITED {
 			return answer.GetStatus().GetExitCode(), nil
 		}
 		select {
@@ -243,7 +243,7 @@ func (c *Client) Wait(ctx context.Context, containerID string) (int32, error) {
 func (c *Client) RemoveContainer(ctx context.Context, containerID string) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	if _, err := c.Runtime.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: containerID}); err != nil {
+	if _, err := c.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: containerID}); err != nil {
 		return fmt.Errorf("remove container %s: %w", containerID, err)
 	}
 	return nil
@@ -253,8 +253,8 @@ func (c *Client) RemoveContainer(ctx context.Context, containerID string) error 
 func (p *Pod) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	_, stopped := p.client.Runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.ID})
-	_, removed := p.client.Runtime.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.ID})
+	_, stopped := p.client.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: p.ID})
+	_, removed := p.client.Runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.ID})
 	if removed != nil {
 		return fmt.Errorf("remove pod %s: %w", p.Config.GetMetadata().GetName(), errors.Join(stopped, removed))
 	}

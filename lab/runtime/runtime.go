@@ -20,7 +20,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/lab/sweep"
 )
@@ -214,7 +214,7 @@ func (c *Containerd) Start(ctx context.Context) error {
 	}
 	exited := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // how it ended is in the log; that it ended is what counts
+		_ = cmd.Wait() //nolint:errcheck // how it ended is in the log; that it ended is what counts
 		close(exited)
 	}()
 	c.cmd, c.exited = cmd, exited
@@ -233,13 +233,13 @@ func (c *Containerd) ready(ctx context.Context) (err error) {
 		return fmt.Errorf("connect: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	client := cri.NewRuntimeServiceClient(conn)
+	client := runtimeapi.NewRuntimeServiceClient(conn)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	last := errors.New("it did not answer")
 	for {
 		conn.ResetConnectBackoff()
-		answer, err := client.Status(ctx, &cri.StatusRequest{})
+		answer, err := client.Status(ctx, &runtimeapi.StatusRequest{})
 		if err == nil {
 			if runtimeReady(answer) {
 				return nil
@@ -259,9 +259,9 @@ func (c *Containerd) ready(ctx context.Context) (err error) {
 	}
 }
 
-func runtimeReady(answer *cri.StatusResponse) bool {
+func runtimeReady(answer *runtimeapi.StatusResponse) bool {
 	for _, condition := range answer.GetStatus().GetConditions() {
-		if condition.GetType() == cri.RuntimeReady {
+		if condition.GetType() == runtimeapi.RuntimeReady {
 			return condition.GetStatus()
 		}
 	}
@@ -321,7 +321,7 @@ func (c *Containerd) LogTail(lines int) string {
 	if err != nil {
 		return fmt.Sprintf("no log: %v", err)
 	}
-	defer func() { _ = file.Close() }() // opened for reading only
+	defer func() { _ = file.Close() }() //nolint:errcheck // opened for reading only
 	if info, err := file.Stat(); err == nil && info.Size() > tailBytes {
 		if _, err := file.Seek(-tailBytes, io.SeekEnd); err != nil {
 			return fmt.Sprintf("no log: %v", err)

@@ -119,7 +119,7 @@ func end(p process) error {
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", p.pid, err)
 	}
-	defer func() { _ = handle.Release() }() // nothing to do about a handle that does not close
+	defer func() { _ = handle.Release() }() //nolint:errcheck // nothing to do about a handle that does not close
 	now, err := readProcess(p.pid)
 	if err != nil || now.start != p.start {
 		return nil //nolint:nilerr // gone, which is what we want

@@ -28,11 +28,11 @@ func TestProcessesEndsOnlyItsOwn(t *testing.T) {
 		}
 		ended = make(chan struct{})
 		go func() {
-			_ = cmd.Wait() // killed: its status says nothing
+			_ = cmd.Wait() //nolint:errcheck // killed: its status says nothing
 			close(ended)
 		}()
 		t.Cleanup(func() {
-			_ = cmd.Process.Kill() // most are dead already
+			_ = cmd.Process.Kill() //nolint:errcheck // most are dead already
 			<-ended
 		})
 		return cmd.Process.Pid, ended

@@ -165,7 +165,7 @@ func ensure(ctx context.Context, progress io.Writer, root, dir string, g group, 
 	if err != nil {
 		return fmt.Errorf("make a folder to build %s in: %w", g.name, err)
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }() //nolint:forbidigo // a folder made above, with our compiler's output in it
 
 	var plain, tests []binary
 	for _, b := range todo {
