@@ -1,0 +1,386 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/cleave-cri/cleave/agent/handover"
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/proxy"
+	"github.com/cleave-cri/cleave/proxy/diskstats"
+	"github.com/cleave-cri/cleave/proxy/unixsock"
+	"github.com/cleave-cri/cleave/snapshot"
+)
+
+const (
+	// stopGrace is how long calls in flight have when cleave is told to stop.
+	stopGrace = 10 * time.Second
+	// handoverGrace is how long they have when a new process has taken over:
+	// pulling a large image or stopping a container takes minutes.
+	handoverGrace = 15 * time.Minute
+)
+
+// The names under which a process passes its files to its successor.
+const (
+	fileListen  = "listen"
+	fileControl = "control"
+	fileLock    = "lock"
+)
+
+// Options are what a serving process is told besides its configuration.
+type Options struct {
+	// Version is cleave's own, for people.
+	Version string
+	// Passthrough serves the proxy alone: no interceptors, no measuring, no
+	// control socket, no state folder.
+	Passthrough bool
+	// Handover asks, with each value, for a new process of this program to
+	// take over the sockets. The channel is not closed.
+	Handover <-chan os.Signal
+	// Executable and Args start the new process.
+	Executable string
+	Args       []string
+	// Log takes the messages.
+	Log *zap.Logger
+}
+
+// agent is the one struct that holds the parts of a serving process.
+type agent struct {
+	cfg       config.Config
+	opt       Options
+	log       *zap.Logger
+	startedAt time.Time
+
+	lock     *os.File
+	listen   *net.UnixListener
+	control  *net.UnixListener
+	upstream *grpc.ClientConn
+	proxy    *proxy.Server
+	observer *observer
+}
+
+// Serve runs cleave until ctx ends or a successor has taken over, and returns
+// when the calls that it had are answered. The error says why it could not start
+// or go on.
+func Serve(ctx context.Context, cfg config.Config, opt Options) error {
+	if os.Geteuid() != 0 {
+		return errors.New("serve: cleave needs root to read containers' files and to reach the runtime's socket: run it as root")
+	}
+	inherited, err := handover.Inherit()
+	if err != nil {
+		return err
+	}
+	if cfg.Memory.LimitBytes > 0 {
+		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
+	}
+	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now()}
+	if err := a.open(inherited); err != nil {
+		return errors.Join(err, a.close())
+	}
+	return errors.Join(a.serve(ctx, inherited), a.close())
+}
+
+// open makes all parts, without serving anybody yet.
+func (a *agent) open(inherited *handover.Inheritance) error {
+	var err error
+	if a.upstream, err = dialRuntime(a.cfg.Runtime.Endpoint.Path()); err != nil {
+		return err
+	}
+	if !a.opt.Passthrough {
+		if err := a.openState(inherited); err != nil {
+			return err
+		}
+	}
+	interceptors, err := a.interceptors()
+	if err != nil {
+		return err
+	}
+	a.proxy, err = proxy.New(proxy.Config{
+		Upstream:          a.cfg.Runtime.Endpoint.Path(),
+		Interceptors:      interceptors,
+		UpstreamConnected: a.followAccess,
+		Log:               a.log.Named("proxy"),
+	})
+	if err != nil {
+		return err
+	}
+	if !a.opt.Passthrough {
+		if a.control, err = takeOrListen(inherited, fileControl, a.cfg.Control.Endpoint.Path(), unixsock.RootOnly); err != nil {
+			return err
+		}
+	}
+	access, err := unixsock.AccessOf(a.cfg.Runtime.Endpoint.Path())
+	if err != nil {
+		// It may come later; until then only root gets in.
+		a.log.Warn("the runtime's socket is not there yet", zap.Error(err))
+		access = unixsock.RootOnly
+	}
+	a.listen, err = takeOrListen(inherited, fileListen, a.cfg.Listen.Endpoint.Path(), access)
+	return err
+}
+
+// openState locks the state folder.
+func (a *agent) openState(inherited *handover.Inheritance) error {
+	if a.lock = inherited.Take(fileLock); a.lock != nil {
+		return writeOwner(a.lock)
+	}
+	var err error
+	a.lock, err = lockState(a.cfg.StateDir)
+	return err
+}
+
+// interceptors makes the observer and returns what the proxy shall correct.
+func (a *agent) interceptors() (map[string]proxy.AnswerFunc, error) {
+	if a.opt.Passthrough {
+		return nil, nil
+	}
+	a.observer = &observer{
+		configured:  a.cfg.Filesystems,
+		period:      a.cfg.Measure.Period,
+		corePercent: a.cfg.Measure.MaxCorePercent,
+		store:       snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace),
+		filesystems: fsstats.NewProber(),
+		mountpoints: mountpoints(a.upstream),
+		walk:        walk.Measure,
+		log:         a.log.Named("observer"),
+		wanted:      make(chan struct{}, 1),
+		layers:      map[layerID]*layerState{},
+	}
+	if err := a.observer.prime(); err != nil {
+		return nil, err
+	}
+	if a.cfg.Mode == config.ModeObserve {
+		return nil, nil
+	}
+	out := map[string]proxy.AnswerFunc{}
+	for method, fn := range diskstats.Rewrites(a.observer) {
+		out[method] = fn
+	}
+	return out, nil
+}
+
+// takeOrListen returns the predecessor's listener if it is for the same path,
+// otherwise a new one.
+func takeOrListen(inherited *handover.Inheritance, name, path string, access unixsock.Access) (*net.UnixListener, error) {
+	f := inherited.Take(name)
+	if f == nil {
+		return unixsock.Listen(path, access)
+	}
+	l, err := net.FileListener(f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, fmt.Errorf("take over the %s socket: %w", name, err)
+	}
+	ul, ok := l.(*net.UnixListener)
+	if ok && ul.Addr().String() == path {
+		return ul, nil
+	}
+	if err := l.Close(); err != nil {
+		return nil, fmt.Errorf("give up the old %s socket: %w", name, err)
+	}
+	return unixsock.Listen(path, access)
+}
+
+// followAccess gives cleave's socket the owner and mode of the runtime's, which
+// may have come after it.
+func (a *agent) followAccess() {
+	access, err := unixsock.AccessOf(a.cfg.Runtime.Endpoint.Path())
+	if err == nil {
+		err = access.Apply(a.cfg.Listen.Endpoint.Path())
+	}
+	if err != nil {
+		a.log.Warn("the socket's owner and mode don't follow the runtime's", zap.Error(err))
+	}
+}
+
+// serve answers calls until it is time to end, and then drains.
+func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) error {
+	paths := a.socketInodes()
+	// The parts end when this function does, not when ctx does: calls in
+	// flight are still answered after that.
+	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWork()
+	parts, work := errgroup.WithContext(work)
+	parts.Go(func() error { return a.proxy.Serve(a.listen) })
+	if a.observer != nil {
+		parts.Go(func() error { a.observer.run(work); return nil })
+	}
+	if a.control != nil {
+		server := controlServer(a.status)
+		parts.Go(func() error { return ignoreClosed(server.Serve(a.control)) })
+		context.AfterFunc(work, func() { _ = server.Close() }) //nolint:errcheck // it is over
+	}
+	if err := inherited.Done(); err != nil {
+		return err
+	}
+	a.notify(daemon.SdNotifyReady + fmt.Sprintf("\nMAINPID=%d", os.Getpid()))
+	a.log.Info("serving", zap.Stringer("listen", a.cfg.Listen.Endpoint), zap.Stringer("runtime", a.cfg.Runtime.Endpoint),
+		zap.String("mode", a.mode()), zap.Int("pid", os.Getpid()), zap.String("version", a.opt.Version))
+
+	grace, replaced := a.waitForEnd(ctx, work)
+	if !replaced {
+		a.notify(daemon.SdNotifyStopping)
+	}
+	endWork()
+	drain, cancel := drainContext(ctx, grace)
+	defer cancel()
+	if err := a.proxy.Drain(drain); err != nil {
+		a.log.Warn("calls were broken off", zap.Error(err))
+	}
+	err := parts.Wait()
+	if replaced {
+		return err // the sockets are the successor's
+	}
+	return errors.Join(err, removeSockets(paths))
+}
+
+// waitForEnd returns when ctx or one of the parts ends, or when a successor
+// has taken over. It says how long calls in flight may go on.
+func (a *agent) waitForEnd(ctx, work context.Context) (grace time.Duration, replaced bool) {
+	for {
+		select {
+		case <-ctx.Done():
+			a.log.Info("stopping", zap.Duration("grace", stopGrace))
+			return stopGrace, false
+		case <-work.Done():
+			return stopGrace, false
+		case <-a.opt.Handover:
+			pid, err := a.handOver(ctx)
+			if err != nil {
+				a.log.Error("no new process took over, this one goes on", zap.Error(err))
+				continue
+			}
+			a.log.Info("a new process has taken over", zap.Int("successor", pid), zap.Duration("grace", handoverGrace))
+			return handoverGrace, true
+		}
+	}
+}
+
+// handOver starts a successor on the same sockets.
+func (a *agent) handOver(ctx context.Context) (pid int, _ error) {
+	var files []handover.File
+	defer func() {
+		for _, f := range files {
+			if f.Name != fileLock {
+				_ = f.File.Close() //nolint:errcheck // the successor has its own
+			}
+		}
+	}()
+	listen, err := handover.Duplicate(fileListen, a.listen)
+	if err != nil {
+		return 0, err
+	}
+	files = append(files, listen)
+	if a.control != nil {
+		control, err := handover.Duplicate(fileControl, a.control)
+		if err != nil {
+			return 0, err
+		}
+		files = append(files, control)
+	}
+	if a.lock != nil {
+		files = append(files, handover.File{Name: fileLock, File: a.lock})
+	}
+	return handover.Start(ctx, a.opt.Executable, a.opt.Args, files)
+}
+
+// drainContext ends after grace, or stopGrace after ctx has ended if that is
+// earlier.
+func drainContext(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(stopGrace, cancel)
+		context.AfterFunc(drain, func() { timer.Stop() })
+	})
+	return drain, func() { stop(); cancel() }
+}
+
+// socketInodes notes which socket files are this process's.
+func (a *agent) socketInodes() map[string]uint64 {
+	out := map[string]uint64{}
+	for _, l := range []*net.UnixListener{a.listen, a.control} {
+		if l == nil {
+			continue
+		}
+		path := l.Addr().String()
+		if inode, err := unixsock.Inode(path); err == nil {
+			out[path] = inode
+		}
+	}
+	return out
+}
+
+func removeSockets(inodes map[string]uint64) error {
+	var errs []error
+	for path, inode := range inodes {
+		errs = append(errs, unixsock.Remove(path, inode))
+	}
+	return errors.Join(errs...)
+}
+
+func ignoreClosed(err error) error {
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve the control socket: %w", err)
+}
+
+// notify tells a service manager, if there is one.
+func (a *agent) notify(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		a.log.Warn("the service manager does not listen", zap.Error(err))
+	}
+}
+
+func (a *agent) close() error {
+	var errs []error
+	if a.upstream != nil {
+		errs = append(errs, a.upstream.Close())
+	}
+	if a.lock != nil {
+		errs = append(errs, a.lock.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (a *agent) mode() string {
+	if a.opt.Passthrough {
+		return "passthrough"
+	}
+	return string(a.cfg.Mode)
+}
+
+// status answers the control socket.
+func (a *agent) status(ctx context.Context) Status {
+	p := a.observer.newest.Load()
+	s := Status{
+		Version:     a.opt.Version,
+		Mode:        a.mode(),
+		PID:         os.Getpid(),
+		StartedAt:   a.startedAt,
+		Listen:      a.cfg.Listen.Endpoint.String(),
+		Runtime:     runtimeStatus(ctx, a.upstream, a.cfg.Runtime.Endpoint.String()),
+		Layout:      p.layout.Kind(),
+		Roles:       p.layout.Places,
+		Filesystems: filesystemsOf(p),
+		Problem:     p.problem,
+		Proxy:       a.proxy.Counters(),
+	}
+	if !p.measuredAt.IsZero() {
+		s.MeasuredAt = &p.measuredAt
+		s.MeasureSeconds = p.cost.Seconds()
+	}
+	return s
+}

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/doctor"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy/unixsock"
+	"github.com/cleave-cri/cleave/snapshot"
+)
+
+// Examine runs all checks of `cleave doctor` for a configuration. Nothing on
+// the node is changed, and no running cleave is needed.
+func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
+	conn, err := dialRuntime(cfg.Runtime.Endpoint.Path())
+	if err != nil {
+		return nil, err
+	}
+	runtime, own, control := cfg.Runtime.Endpoint.Path(), cfg.Listen.Endpoint.Path(), cfg.Control.Endpoint.Path()
+	checks := []doctor.Check{
+		{Name: "root", Run: checkRoot},
+		unixsock.CheckAnswers("runtime socket", "the container runtime", runtime, "start it, or set runtime.endpoint", doctor.Fail),
+	}
+	checks = append(checks, snapshot.NewStore(conn, cfg.Runtime.Namespace).Checks()...)
+	checks = append(checks,
+		unixsock.CheckAnswers("cleave socket", "cleave", own, "start `cleave serve`", doctor.Warn),
+		unixsock.CheckAnswers("control socket", "cleave", control, "start `cleave serve`", doctor.Warn),
+		unixsock.CheckSameAccess("socket access", own, runtime),
+		doctor.Check{Name: "cleave to runtime", Run: func(ctx context.Context) doctor.Result { return checkThrough(ctx, own) }},
+		doctor.Check{Name: "layout", Run: func(ctx context.Context) doctor.Result { return checkLayout(ctx, cfg, control) }},
+	)
+	results := doctor.Run(ctx, checks)
+	return results, conn.Close()
+}
+
+func checkRoot(context.Context) doctor.Result {
+	if os.Geteuid() != 0 {
+		return doctor.Failed("not root: most of what follows can't be looked at", "run `cleave doctor` as root")
+	}
+	return doctor.Passed("running as root")
+}
+
+// checkThrough calls the runtime by way of cleave's own socket.
+func checkThrough(ctx context.Context, socket string) doctor.Result {
+	conn, err := dialRuntime(socket)
+	if err != nil {
+		return doctor.Failed(err.Error(), "start `cleave serve`")
+	}
+	s := runtimeStatus(ctx, conn, socket)
+	if err := conn.Close(); err != nil {
+		return doctor.Failed(err.Error(), "start `cleave serve`")
+	}
+	if s.Error != "" {
+		return doctor.Warned("the runtime does not answer through cleave: "+s.Error, "start `cleave serve` and the runtime")
+	}
+	return doctor.Passed("%s %s answers through cleave", s.Name, s.Version)
+}
+
+// checkLayout takes the layout from the cleave that runs, which knows where
+// containers really are; without one, from the paths alone.
+func checkLayout(ctx context.Context, cfg config.Config, control string) doctor.Result {
+	status, err := FetchStatus(ctx, control)
+	if err == nil {
+		return judgeLayout(fsstats.Layout{Places: status.Roles}, status.Problem)
+	}
+	if !errors.Is(err, ErrNotRunning) {
+		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
+	}
+	o := observer{configured: cfg.Filesystems, imagePath: fallbackImages}
+	layout, err := fsstats.NewProber().Resolve(o.paths("", ""))
+	if err != nil {
+		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
+	}
+	return judgeLayout(layout, "")
+}
+
+func judgeLayout(layout fsstats.Layout, problem string) doctor.Result {
+	kind := layout.Kind()
+	var places, notes []string
+	for _, p := range layout.Places {
+		places = append(places, fmt.Sprintf("%s on %s", p.Role, p.Filesystem.Device))
+		if p.Note != "" {
+			notes = append(notes, fmt.Sprintf("%s: %s", p.Role, p.Note))
+		}
+	}
+	if problem != "" {
+		notes = append(notes, problem)
+	}
+	switch {
+	case kind == fsstats.LayoutUnknown:
+		return doctor.Failed("the filesystem of a role is not known", "correct the paths under filesystems in the configuration")
+	case len(notes) > 0:
+		return doctor.Warned(fmt.Sprintf("%s (%s); %s", kind, strings.Join(places, ", "), strings.Join(notes, "; ")),
+			"correct the paths under filesystems in the configuration, or make the missing folders")
+	default:
+		return doctor.Passed("%s (%s)", kind, strings.Join(places, ", "))
+	}
+}

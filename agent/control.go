@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"syscall"
+	"time"
+)
+
+// controlTimeout bounds how long a client of the control socket may take to
+// send its request and to take the answer.
+const controlTimeout = 10 * time.Second
+
+// pathStatus is where the control socket answers with a [Status].
+const pathStatus = "/v1/status"
+
+// controlServer answers on the control socket: HTTP and JSON, for `cleave
+// status` and whoever else may connect, which is root.
+func controlServer(status func(context.Context) Status) *http.Server {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+pathStatus, func(w http.ResponseWriter, r *http.Request) {
+		body, err := json.Marshal(status(r.Context()))
+		if err != nil {
+			http.Error(w, "encode the status: "+err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body) //nolint:errcheck // the client is gone
+	})
+	return &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: controlTimeout,
+		ReadTimeout:       controlTimeout,
+		WriteTimeout:      controlTimeout,
+		IdleTimeout:       controlTimeout,
+		MaxHeaderBytes:    16 << 10,
+	}
+}
+
+// ErrNotRunning says that no cleave answers on the control socket.
+var ErrNotRunning = errors.New("cleave is not running")
+
+// FetchStatus asks the cleave that is running for its status. It returns
+// [ErrNotRunning] if none answers on the socket.
+func FetchStatus(ctx context.Context, socket string) (Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, controlTimeout)
+	defer cancel()
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://cleave"+pathStatus, nil)
+	if err != nil {
+		return Status{}, fmt.Errorf("ask for the status: %w", err)
+	}
+	response, err := client.Do(request)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return Status{}, fmt.Errorf("ask for the status on %s: %w: start `cleave serve`, or name its control socket with --control", socket, ErrNotRunning)
+	}
+	if err != nil {
+		return Status{}, fmt.Errorf("ask for the status on %s: %w", socket, err)
+	}
+	var status Status
+	decodeErr := json.NewDecoder(response.Body).Decode(&status)
+	if err := errors.Join(response.Body.Close(), decodeErr); err != nil {
+		return Status{}, fmt.Errorf("read the status from %s: %w", socket, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return Status{}, fmt.Errorf("ask for the status on %s: answer %s", socket, response.Status)
+	}
+	return status, nil
+}

@@ -1,0 +1,5 @@
+// Package agent is the one place where the parts of cleave meet: it wires the
+// proxy with what is measured, holds the loop, the control socket and the
+// checks of `cleave doctor`. It may import every other package; only cmd
+// imports it.
+package agent

@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrLocked says that another process works on the state folder.
+var ErrLocked = errors.New("another cleave uses this state folder")
+
+const lockName = "lock"
+
+// lockState makes the state folder if it is missing and takes its lock, which
+// lasts until the file is closed, in this process and in those that inherited it.
+func lockState(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state folder: %w", err)
+	}
+	path := filepath.Join(dir, lockName)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the lock of the state folder: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		owner := lockOwner(path)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = fmt.Errorf("%w: stop process %s first, or choose another folder (stateDir)", ErrLocked, owner)
+		}
+		return nil, errors.Join(fmt.Errorf("lock the state folder %s: %w", dir, err), f.Close())
+	}
+	if err := writeOwner(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the state folder %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+// writeOwner notes this process in the lock file, for messages only.
+func writeOwner(f *os.File) error {
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
+	return err
+}
+
+func lockOwner(path string) string {
+	pid, err := os.ReadFile(path)
+	if err != nil || len(pid) == 0 {
+		return "(unknown)"
+	}
+	return strings.TrimSpace(string(pid))
+}

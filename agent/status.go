@@ -1,0 +1,197 @@
+package agent
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy"
+)
+
+// Status is the answer of the control socket to GET /v1/status.
+type Status struct {
+	// Version is cleave's own.
+	Version string `json:"version"`
+	Mode    string `json:"mode"`
+	PID     int    `json:"pid"`
+	// StartedAt is when this process started.
+	StartedAt time.Time     `json:"startedAt"`
+	Listen    string        `json:"listen"`
+	Runtime   RuntimeStatus `json:"runtime"`
+	// Layout is how nodefs, imagefs and containerfs share filesystems.
+	Layout fsstats.LayoutKind `json:"layout"`
+	// Roles say which path is for what, and where it is.
+	Roles []fsstats.Place `json:"roles"`
+	// Filesystems are those of the roles, each once.
+	Filesystems []FilesystemStatus `json:"filesystems"`
+	// MeasuredAt is when the last measurement ended, nil before the first.
+	MeasuredAt *time.Time `json:"measuredAt,omitempty"`
+	// MeasureSeconds is how long it took.
+	MeasureSeconds float64 `json:"measureSeconds,omitempty"`
+	// Problem says why the figures are not whole, empty if they are.
+	Problem string         `json:"problem,omitempty"`
+	Proxy   proxy.Counters `json:"proxy"`
+}
+
+// RuntimeStatus is about the container runtime behind the proxy.
+type RuntimeStatus struct {
+	Endpoint string `json:"endpoint"`
+	// Name and Version are as the runtime says them, empty while unreachable.
+	Name    string `json:"name,omitempty"`
+	Version string `json:"version,omitempty"`
+	// Error says why it can't be reached, empty if it can.
+	Error string `json:"error,omitempty"`
+}
+
+// FilesystemStatus is one filesystem and what is on it.
+type FilesystemStatus struct {
+	fsstats.Filesystem
+	Roles []fsstats.Role `json:"roles"`
+	// Classes add up to what is used: the largest first, at the end what
+	// belongs to nothing that was measured.
+	Classes []ClassUsage `json:"classes"`
+}
+
+// filesystemsOf lists the filesystems of a picture, each once, in the order in
+// which the roles name them.
+func filesystemsOf(p *picture) []FilesystemStatus {
+	var out []FilesystemStatus
+	for _, place := range p.layout.Places {
+		i := slices.IndexFunc(out, func(f FilesystemStatus) bool { return f.Device == place.Filesystem.Device })
+		if i >= 0 {
+			out[i].Roles = append(out[i].Roles, place.Role)
+			continue
+		}
+		out = append(out, FilesystemStatus{
+			Filesystem: place.Filesystem,
+			Roles:      []fsstats.Role{place.Role},
+			Classes:    p.classes[place.Filesystem.Device],
+		})
+	}
+	return out
+}
+
+// WriteText prints a status for people.
+func (s Status) WriteText(w io.Writer, now time.Time) error {
+	out := &errorWriter{w: w}
+	out.printf("cleave %s, mode %s, pid %d, up %s\n", s.Version, s.Mode, s.PID, now.Sub(s.StartedAt).Round(time.Second))
+	runtime := fmt.Sprintf("%s %s", s.Runtime.Name, s.Runtime.Version)
+	if s.Runtime.Error != "" {
+		runtime = "UNREACHABLE: " + s.Runtime.Error
+	}
+	out.printf("  %s -> %s (%s)\n", s.Listen, s.Runtime.Endpoint, runtime)
+	out.printf("  %d calls, %d in flight, %d connections\n", s.Proxy.Calls, s.Proxy.CallsInFlight, s.Proxy.Connections)
+	for _, f := range s.Proxy.Fallbacks {
+		out.printf("  ! %d answers of %s went through uncorrected (%s)\n", f.Count, f.Method, f.Reason)
+	}
+	out.printf("\nLayout: %s (%s)\n", s.Layout, explainLayout(s.Layout))
+	switch {
+	case s.MeasuredAt == nil:
+		out.printf("Not measured yet.\n")
+	default:
+		out.printf("Measured %s ago in %s.\n", now.Sub(*s.MeasuredAt).Round(time.Second), time.Duration(s.MeasureSeconds*float64(time.Second)).Round(time.Millisecond))
+	}
+	if s.Problem != "" {
+		out.printf("! Figures are incomplete: %s\n", s.Problem)
+	}
+
+	out.printf("\n")
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	tw := &errorWriter{w: table}
+	tw.printf("ROLE\tPATH\tDEVICE\tTYPE\tCAPACITY\tUSED\tAVAILABLE\tINODES USED\n")
+	for _, r := range s.Roles {
+		fs := r.Filesystem
+		tw.printf("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Role, r.Reported, fs.Device, fs.Type,
+			Bytes(fs.CapacityBytes), Bytes(fs.UsedBytes), Bytes(fs.AvailableBytes), inodes(fs))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, r := range s.Roles {
+		if r.Note != "" {
+			out.printf("! %s: %s\n", r.Role, r.Note)
+		}
+	}
+
+	for _, fs := range s.Filesystems {
+		roles := make([]string, len(fs.Roles))
+		for i, r := range fs.Roles {
+			roles[i] = string(r)
+		}
+		out.printf("\nUsed on %s (%s, %s):\n", fs.Device, strings.Join(roles, ", "), fs.Mountpoint)
+		classes := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+		cw := &errorWriter{w: classes}
+		for _, c := range fs.Classes {
+			note := ""
+			if c.Unmeasured > 0 {
+				note = fmt.Sprintf("  + %d not measured", c.Unmeasured)
+			}
+			cw.printf("  %s\t%s\t%d inodes\t%s\n", c.Class, Bytes(c.Bytes), c.Inodes, note)
+		}
+		if err := classes.Flush(); err != nil {
+			return err
+		}
+	}
+	return out.err
+}
+
+func explainLayout(k fsstats.LayoutKind) string {
+	switch k {
+	case fsstats.LayoutSingle:
+		return "images, writable layers and the kubelet's files share one filesystem"
+	case fsstats.LayoutDedicated:
+		return "images and writable layers share a filesystem of their own"
+	case fsstats.LayoutSplit:
+		return "images are apart, writable layers are with the kubelet's files"
+	case fsstats.LayoutSeparate:
+		return "images, writable layers and the kubelet's files are on filesystems of their own"
+	case fsstats.LayoutUnknown:
+	}
+	return "a role's filesystem is not known"
+}
+
+func inodes(fs fsstats.Filesystem) string {
+	used, ok := fs.InodesUsed()
+	if !ok {
+		return "no limit"
+	}
+	return fmt.Sprintf("%d of %d", used, *fs.InodesTotal)
+}
+
+// Bytes writes an amount with a binary unit, as Kubernetes does: "1.5Gi".
+func Bytes(n uint64) string {
+	units := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
+	value, unit := float64(n), 0
+	for value >= 1024 && unit < len(units)-1 {
+		value /= 1024
+		unit++
+	}
+	if unit == 0 {
+		return fmt.Sprintf("%d", n)
+	}
+	return fmt.Sprintf("%.1f%s", value, units[unit])
+}
+
+// errorWriter remembers the first error, so that a page of output has one
+// place that asks for it.
+type errorWriter struct {
+	w   io.Writer
+	err error
+}
+
+func (e *errorWriter) Write(b []byte) (int, error) {
+	if e.err != nil {
+		return 0, e.err
+	}
+	n, err := e.w.Write(b)
+	e.err = err
+	return n, err
+}
+
+func (e *errorWriter) printf(format string, args ...any) {
+	_, _ = fmt.Fprintf(e, format, args...) //nolint:errcheck // kept in err
+}

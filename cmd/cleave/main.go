@@ -1,0 +1,24 @@
+// Command cleave stands between the kubelet and containerd and tells the truth
+// about filesystems. Each subcommand has a file; what they do is in the packages.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// version is set by the build (-ldflags "-X main.version=...").
+var version = "development"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := root().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cleave:", err)
+		os.Exit(1)
+	}
+}
