@@ -1,0 +1,116 @@
+# Everything that a person or CI does with this repository. `make` alone lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# Where `make test` writes what the tests said.
+RESULTS := dist/tests
+# How long each fuzz target runs.
+FUZZTIME ?= 20s
+
+TOOLCHAIN := go run ./integration/toolchain
+# What the tests and the demo run against; the rest of the toolchain is built by the targets that need it.
+PEERS := containerd ctr containerd-shim-runc-v2 crictl
+
+# As root a test that can't run fails instead of being skipped: a kind of tests that never runs is no test.
+ifeq ($(shell id -u),0)
+export CLEAVE_REQUIRE_ROOT_TESTS ?= 1
+endif
+
+.PHONY: help
+help: ## List the targets
+	@echo "cleave: what make can do (root and a Debian machine with Go are enough; the rest is fetched or built)"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  %-18s %s\n' "$$name" "$$what"; done
+
+.PHONY: build
+build: ## Build bin/cleave
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/cleave ./cmd/cleave
+	@echo "built bin/cleave $(VERSION)"
+
+.PHONY: demo
+demo: deps ## A node with two disks, in one command; KEEP=1 leaves it running
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@KEEP="$(KEEP)" go run ./integration/demo
+
+.PHONY: test
+test: ## Lint and all tests, against real binaries (this is what CI runs)
+	@echo "test: 1. distribution packages and real peers, 2. lint, 3. unit tests, 4. integration tests; with the race detector"
+	@echo "test: the first time the peers are built from Go modules, about 5 minutes on two cores; then it is a few minutes in all"
+	@[ "$$(id -u)" = 0 ] || echo "test: not root, so tests of mounts, containerd and cgroups are skipped; run it as root to have them all"
+	@$(MAKE) deps
+	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
+	@$(MAKE) lint
+	@rm -rf $(RESULTS)
+	@rc=0; \
+	$(MAKE) test-unit || rc=1; \
+	$(MAKE) test-integration || rc=1; \
+	$(MAKE) summary || rc=1; \
+	exit $$rc
+
+# Both kinds of tests: gotestsum shows each package as it ends, each failure in full, and keeps every event.
+gotestsum = "$$($(TOOLCHAIN) get gotestsum)" --format pkgname --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json -- -race
+
+.PHONY: test-unit
+test-unit: ## Tests of all packages (some need root)
+	@echo "test-unit: all packages but integration"
+	@mkdir -p $(RESULTS)
+	@$(call gotestsum,unit) -timeout 10m $$(go list ./... | grep -v '/cleave/integration')
+
+.PHONY: test-integration
+test-integration: ## Tests against real containerd, runc and critest (root)
+	@echo "test-integration: cleave between real clients and a real containerd"
+	@mkdir -p $(RESULTS)
+	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
+	@$(call gotestsum,integration) -timeout 30m ./integration/...
+
+.PHONY: test-critest
+test-critest: deps ## The full list of critest specs, direct and through cleave (root; long)
+	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
+	@echo "test-critest: every spec twice, directly and through cleave"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_CRITEST=full $(call gotestsum,critest) -timeout 60m -count=1 -v -run '^TestCritest' ./integration/...
+
+.PHONY: summary
+summary:
+	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \
+	  --post-run-command 'bash -c "echo $$((TESTS_TOTAL - TESTS_FAILED - TESTS_SKIPPED)) passed, $$((TESTS_FAILED + TESTS_ERRORS)) failed, $$TESTS_SKIPPED skipped"' \
+	  -- cat $(wildcard $(RESULTS)/unit.json $(RESULTS)/integration.json)
+
+.PHONY: bench
+bench: ## All Go benchmarks, with allocations
+	go test -run '^$$' -bench . -benchmem ./...
+
+.PHONY: bench-proxy
+bench-proxy: deps ## What the proxy costs: direct and through cleave, interleaved (root)
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@go run ./integration/bench
+
+.PHONY: fuzz
+fuzz: ## Run each fuzz target for FUZZTIME (20s)
+	@for pkg in $$(go list ./...); do \
+	  for target in $$(go test -list '^Fuzz' "$$pkg" | grep '^Fuzz' || true); do \
+	    echo "fuzz: $$pkg $$target for $(FUZZTIME)"; \
+	    go test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) "$$pkg"; \
+	  done; \
+	done
+
+.PHONY: lint
+lint: ## golangci-lint with the house rules; zero findings
+	@linter="$$($(TOOLCHAIN) get golangci-lint)"; \
+	echo "lint: golangci-lint on all packages; a minute the first time"; \
+	"$$linter" config verify; \
+	"$$linter" run ./...
+
+.PHONY: toolchain
+toolchain: ## Build all real peers, the kubelet and the API server too (about 12 minutes the first time)
+	@$(TOOLCHAIN) get all
+
+.PHONY: deps
+deps: ## Install missing distribution packages (root), or say which
+	@$(TOOLCHAIN) deps
+
+.PHONY: clean
+clean: ## Remove what was built in this checkout; the toolchain's cache stays
+	rm -rf bin dist
