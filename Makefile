@@ -41,9 +41,9 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 	@[ "$$(id -u)" = 0 ] || echo "test: not root, so tests of mounts, containerd and cgroups are skipped; run it as root to have them all"
 	@$(MAKE) deps
 	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
-	@$(MAKE) lint
 	@rm -rf $(RESULTS)
 	@rc=0; \
+	$(MAKE) lint || rc=1; \
 	$(MAKE) test-unit || rc=1; \
 	$(MAKE) test-integration || rc=1; \
 	$(MAKE) summary || rc=1; \
