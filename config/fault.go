@@ -20,6 +20,10 @@ type Fault struct {
 	Key string
 	// Message says what is wrong and what would be right.
 	Message string
+
+	// other is a second key that the fault is about, whose place is taken if
+	// Key is not in the file.
+	other string
 }
 
 // String gives "file:line:column: key: message", without the parts that are not

@@ -211,7 +211,13 @@ func (p *parser) plain(n *yaml.Node, path string) bool {
 // validate adds what Validate says, at the places of the file.
 func (p *parser) validate(c Config) {
 	for _, f := range c.faults() {
-		at := p.places[f.Key]
+		at, ok := p.places[f.Key]
+		if !ok {
+			at, ok = p.places[f.other]
+		}
+		if !ok {
+			at = place{line: 1, column: 1}
+		}
 		if at.bad {
 			continue
 		}

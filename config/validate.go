@@ -63,6 +63,7 @@ func (c Config) faults() Faults {
 		for _, other := range endpoints[:i] {
 			if path.Clean(at.e.Path()) == path.Clean(other.e.Path()) {
 				fault(at.key, "%s is also %s; each needs its own socket", shown(at.e.String()), other.key)
+				out[len(out)-1].other = other.key
 			}
 		}
 	}
