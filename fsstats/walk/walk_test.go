@@ -402,23 +402,45 @@ func TestChangesDuringTheWalk(t *testing.T) {
 			t.Fatalf("tree has %d inodes, the test is wrong", after.Inodes)
 		}
 	})
-	t.Run("an unfinished directory is moved out of reach", func(t *testing.T) {
-		t.Parallel()
-		dir, outside := tempDir(t), tempDir(t)
-		makeChain(t, dir, "d", 100)
-		level10 := dir + strings.Repeat("/d", 10)
-		for i := range 20 { // whichever comes first, others wait
-			must(t, os.Mkdir(filepath.Join(level10, fmt.Sprint("x", i)), 0o755))
-			makeChain(t, filepath.Join(level10, fmt.Sprint("x", i)), "d", 60)
+	// twenty chains of 60 levels hang on level 30 of a chain; after 181 entries
+	// the walk is about 50 levels down one of them, and level 30 is closed.
+	chains := func(t *testing.T) (dir, level30, outside string) {
+		dir, outside = tempDir(t), tempDir(t)
+		makeChain(t, dir, "d", 30)
+		level30 = dir + strings.Repeat("/d", 30)
+		for i := range 20 {
+			x := filepath.Join(level30, fmt.Sprint("x", i))
+			must(t, os.Mkdir(x, 0o755))
+			makeChain(t, x, "d", 60)
 		}
-		must(t, os.Mkdir(filepath.Join(outside, "d"), 0o755))
-		got := whilePaused(t, dir, 140, func() {
-			// Level 12 of whichever branch the walk is in is now elsewhere, and
-			// so is level 10.
-			must(t, os.Rename(dir+strings.Repeat("/d", 9), filepath.Join(outside, "moved")))
+		return dir, level30, outside
+	}
+	const all = 1 + 2*30 + 20 + 20*2*60
+	t.Run("a part is moved out of the tree", func(t *testing.T) {
+		t.Parallel()
+		dir, level30, outside := chains(t)
+		got := whilePaused(t, dir, 181, func() {
+			must(t, os.Rename(level30, filepath.Join(outside, "moved")))
 		})
-		if got.Inodes < 50 {
-			t.Errorf("usage = %+v", got)
+		if got.Inodes != all || got.Partial {
+			t.Errorf("usage = %+v, want all %d inodes", got, all)
+		}
+	})
+	t.Run("an unfinished directory can't be found again", func(t *testing.T) {
+		t.Parallel()
+		dir, level30, outside := chains(t)
+		got := whilePaused(t, dir, 181, func() {
+			for i := range 20 {
+				name := fmt.Sprint("x", i)
+				must(t, os.Rename(filepath.Join(level30, name), filepath.Join(outside, name)))
+			}
+			must(t, os.Rename(level30, filepath.Join(outside, "moved")))
+		})
+		if want := int64(1 + 2*30 + 20 + 2*60); got.Inodes != want || !got.Partial || got.Unreadable != 1 {
+			t.Errorf("usage = %+v, want %d inodes and one unreadable directory", got, want)
+		}
+		if len(got.Errors) != 1 || !errors.Is(got.Errors[0], errMoved) {
+			t.Errorf("errors = %v, want errMoved", got.Errors)
 		}
 	})
 }
