@@ -3,6 +3,7 @@ package runtime_test
 import (
 	"context"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -235,6 +236,38 @@ func TestStartTellsWhyItFailed(t *testing.T) {
 	}
 	if err := c.Close(context.WithoutCancel(t.Context())); err != nil {
 		t.Error(err)
+	}
+}
+
+// Two containerds on one machine must share nothing: the last one to start would take the other's NRI socket, say.
+func TestNothingIsShared(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	run := need.Lab(t)
+	c := setUp(t, run, runtime.Options{SnapshotterRoots: map[string]string{"overlayfs": "/elsewhere/o", "native": "/elsewhere/n"}})
+	containerd, err := bin.Path(t.Context(), "containerd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dump, err := exec.CommandContext(t.Context(), containerd, "--config", c.ConfigFile(), "config", "dump").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(dump)) {
+		_, value, ok := strings.Cut(strings.TrimSpace(line), " = ")
+		value = strings.Trim(value, "[]'\"")
+		// Not ours: ocicrypt's are for a program that is not there, and of imports only what a file itself lists is read.
+		if !ok || !strings.HasPrefix(value, "/") || strings.Contains(line, "ocicrypt") || strings.HasPrefix(line, "imports") {
+			continue
+		}
+		if !strings.HasPrefix(value, run.Dir()+"/") && !strings.HasPrefix(value, "/elsewhere/") {
+			t.Errorf("outside the run's folder: %s", strings.TrimSpace(line))
+		}
+	}
+	for _, want := range []string{"/elsewhere/o", "/elsewhere/n", run.Dir() + "/ctd/nri.sock", run.Dir() + "/certs", run.Dir() + "/ctd/root"} {
+		if !strings.Contains(string(dump), want) {
+			t.Errorf("the configuration does not name %s", want)
+		}
 	}
 }
 
