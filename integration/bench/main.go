@@ -1,0 +1,55 @@
+// Command bench measures what cleave costs, as ratios between calls made
+// directly and through it, interleaved in one run, and prints one line a figure:
+//
+//	BENCH <name> <value> <unit>
+//
+// Times vary from machine to machine and from run to run; ratios and medians
+// of interleaved calls are what can be compared. It needs root.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/cleave-cri/cleave/lab/janitor"
+)
+
+func main() {
+	janitor.Main()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	cleave := flags.String("cleave", "bin/cleave", "the program to measure")
+	scale := flags.Float64("scale", 1, "how many calls, relative to the usual number")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	switch flags.Arg(0) {
+	case "proxy":
+		return benchProxy(ctx, *cleave, *scale)
+	case helperRelay:
+		return serveTypedRelay(ctx, flags.Arg(1), flags.Arg(2))
+	case helperReplay:
+		return serveReplay(ctx, flags.Arg(1))
+	default:
+		return errors.New("say what to measure: proxy")
+	}
+}
+
+// report prints one figure.
+func report(name string, value float64, unit string) {
+	fmt.Printf("BENCH %s %.4g %s\n", name, value, unit)
+}

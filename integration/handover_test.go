@@ -1,0 +1,203 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/lab/node"
+	"github.com/cleave-cri/cleave/lab/pod"
+)
+
+var (
+	versionRequest = &runtimeapi.VersionRequest{}
+	eventsRequest  = &runtimeapi.GetEventsRequest{}
+)
+
+func codeOf(err error) codes.Code { return status.Code(err) }
+
+func descriptors(t *testing.T, pid int) int {
+	t.Helper()
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+const (
+	slowImage = "docker.io/library/slow:1"
+	pullTime  = 60 * time.Second
+	stopTime  = 30 * time.Second
+)
+
+// longCalls starts a pull and a stop that take long, and waits until both have
+// reached the runtime.
+func longCalls(ctx context.Context, t *testing.T, n *node.Node, id string) (pull, stop <-chan error) {
+	t.Helper()
+	c := dial(t, n.Cleave.Endpoint())
+	before, err := n.Cleave.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pulled, stopped := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := c.Pull(ctx, slowImage)
+		pulled <- err
+	}()
+	go func() {
+		_, err := c.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: int64(stopTime / time.Second)})
+		stopped <- err
+	}()
+	eventually(ctx, t, "the long calls", func() (string, bool) {
+		s, err := n.Cleave.Status(ctx)
+		return fmt.Sprintf("%d in flight, %v", s.Proxy.CallsInFlight, err), err == nil && s.Proxy.CallsInFlight >= before.Proxy.CallsInFlight+2
+	})
+	return pulled, stopped
+}
+
+func pushSlowImage(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	slow, err := image.Random(1, 1, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Registry.Push(ctx, slowImage, slow); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Registry.Slow(slowImage, pullTime); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// stubborn ignores SIGTERM, so that stopping it takes the whole timeout.
+const stubborn = "trap '' TERM; touch /ready; while true; do sleep 1; done"
+
+// TestHandoverLosesNothing hands cleave over three times under load, with a pull
+// of 60 s and a stop of 30 s in flight.
+func TestHandoverLosesNothing(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, node.Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	pushSlowImage(ctx, t, n)
+	c := dial(t, n.Cleave.Endpoint())
+	id := startWriter(ctx, t, n, c, "stubborn", stubborn)
+	waitForFile(ctx, t, c, id, "/ready")
+	pull, stop := longCalls(ctx, t, n, id)
+
+	var done atomic.Bool
+	var served atomic.Int64
+	var callers sync.WaitGroup
+	for range 4 {
+		caller := dial(t, n.Cleave.Endpoint())
+		callers.Go(func() {
+			for !done.Load() {
+				if _, err := caller.Runtime.Version(ctx, versionRequest); err != nil {
+					t.Errorf("a call was lost: %v", err)
+					return
+				}
+				served.Add(1)
+			}
+		})
+	}
+	callers.Go(func() { // a connection for each call
+		for !done.Load() {
+			fresh, err := pod.Dial(n.Cleave.Endpoint())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if _, err := fresh.Runtime.Version(ctx, versionRequest); err != nil {
+				t.Errorf("a call on a fresh connection was lost: %v", err)
+			}
+			if err := fresh.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	var olds []func(context.Context) error
+	for i := range 3 {
+		waitOld, err := n.Cleave.HandOver(ctx)
+		if err != nil {
+			t.Fatalf("handover %d: %v", i, err)
+		}
+		olds = append(olds, waitOld)
+		before := served.Load()
+		eventually(ctx, t, "calls go on", func() (string, bool) {
+			return fmt.Sprint(served.Load()), served.Load() > before+100 || t.Failed()
+		})
+	}
+	if err := <-stop; err != nil {
+		t.Errorf("the stop of %s was lost: %v", stopTime, err)
+	}
+	if err := <-pull; err != nil {
+		t.Errorf("the pull of %s was lost: %v", pullTime, err)
+	}
+	done.Store(true)
+	callers.Wait()
+	for _, waitOld := range olds {
+		if err := waitOld(ctx); err != nil {
+			t.Errorf("an old process stays: %v", err)
+		}
+	}
+	t.Logf("%d calls across 3 handovers", served.Load())
+}
+
+// TestStopGivesCallsTenSeconds ends cleave with SIGTERM while a pull of 60 s and
+// short calls are in flight.
+func TestStopGivesCallsTenSeconds(t *testing.T) {
+	t.Parallel()
+	n := startNode(t, node.Options{})
+	ctx := bounded(t)
+	pushSlowImage(ctx, t, n)
+	c := dial(t, n.Cleave.Endpoint())
+	id := startWriter(ctx, t, n, c, "stubborn", stubborn)
+	waitForFile(ctx, t, c, id, "/ready")
+	pull, stop := longCalls(ctx, t, n, id)
+	short := make(chan error, 1)
+	go func() {
+		_, err := c.Exec(ctx, id, "/bin/sleep", "3")
+		short <- err
+	}()
+	eventually(ctx, t, "the short call", func() (string, bool) {
+		s, err := n.Cleave.Status(ctx)
+		return fmt.Sprint(s.Proxy.CallsInFlight, err), err == nil && s.Proxy.CallsInFlight >= 3
+	})
+	if err := n.Cleave.Signal(ctx, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-short; err != nil {
+		t.Errorf("the short call: %v", err)
+	}
+	for name, ch := range map[string]<-chan error{"pull": pull, "stop": stop} {
+		if err := <-ch; codeOf(err) != codes.Unavailable || !strings.Contains(err.Error(), "cleave") {
+			t.Errorf("the long %s ended with %v, want Unavailable from cleave", name, err)
+		}
+	}
+	if err := n.Cleave.Stop(ctx); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(n.Cleave.Socket()); !os.IsNotExist(err) {
+		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+func waitForFile(ctx context.Context, t *testing.T, c *pod.Client, id, path string) {
+	t.Helper()
+	eventually(ctx, t, path, func() (string, bool) {
+		_, err := c.Exec(ctx, id, "/bin/cat", path)
+		return fmt.Sprint(err), err == nil
+	})
+}

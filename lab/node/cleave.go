@@ -1,0 +1,264 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/config"
+)
+
+// Cleave is a `cleave serve` of one's own: the real program in a process.
+type Cleave struct {
+	binary string
+	args   []string
+	env    []string
+	cfg    config.Config
+	log    string
+
+	mu  sync.Mutex
+	cmd *exec.Cmd     // the process started last, nil while none was; guarded by mu
+	end chan struct{} // closed when cmd has ended; guarded by mu
+	err error         // how it ended, valid after end; guarded by mu
+}
+
+// BuildCleave builds the program into a folder and returns its path. race adds
+// the race detector.
+func BuildCleave(ctx context.Context, dir string, race bool) (string, error) {
+	binary := filepath.Join(dir, "cleave")
+	args := []string{"build", "-o", binary}
+	if race {
+		args = append(args, "-race")
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, "github.com/cleave-cri/cleave/cmd/cleave")...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build cleave: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// newCleave prepares a cleave with all its paths below dir. It is not started.
+func newCleave(binary, dir string, env []string, cfg config.Config, args ...string) (*Cleave, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("prepare cleave: %w", err)
+	}
+	cfg.Listen.Endpoint = config.Endpoint(filepath.Join(dir, "cleave.sock"))
+	cfg.Control.Endpoint = config.Endpoint(filepath.Join(dir, "control.sock"))
+	cfg.StateDir = filepath.Join(dir, "state")
+	text, err := cfg.YAML()
+	if err != nil {
+		return nil, fmt.Errorf("prepare cleave: %w", err)
+	}
+	file := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		return nil, fmt.Errorf("prepare cleave: %w", err)
+	}
+	return &Cleave{
+		binary: binary, env: env, cfg: cfg, log: filepath.Join(dir, "log"),
+		args: append([]string{"serve", "--config", file}, args...),
+	}, nil
+}
+
+// newPassthrough prepares a cleave that is started with --passthrough.
+func newPassthrough(binary, dir string, env []string, runtime config.Endpoint) (*Cleave, error) {
+	c, err := newCleave(binary, dir, env, config.Default())
+	if err != nil {
+		return nil, err
+	}
+	c.args = []string{"serve", "--passthrough", "--listen", c.cfg.Listen.Endpoint.String(), "--runtime-endpoint", runtime.String()}
+	return c, nil
+}
+
+// startLimit bounds the wait for a cleave to answer.
+const startLimit = 20 * time.Second
+
+// Start starts the process and waits until somebody answers on its socket.
+func (c *Cleave) Start(ctx context.Context) error {
+	log, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("start cleave: %w", err)
+	}
+	cmd := exec.Command(c.binary, c.args...) //nolint:gosec,noctx // our own program; it outlives ctx
+	cmd.Env, cmd.Stdout, cmd.Stderr = c.env, log, log
+	err = errors.Join(cmd.Start(), log.Close())
+	if err != nil {
+		return fmt.Errorf("start cleave: %w", err)
+	}
+	end := make(chan struct{})
+	c.mu.Lock()
+	c.cmd, c.end = cmd, end
+	c.mu.Unlock()
+	// Ends with the process, which Stop, Kill or the run's janitor ends.
+	go func() {
+		err := cmd.Wait()
+		c.mu.Lock()
+		c.err = err
+		c.mu.Unlock()
+		close(end)
+	}()
+	return c.waitFor(ctx, cmd.Process.Pid, end)
+}
+
+// waitFor waits until the socket answers, and with a control socket until it is
+// the given process that does.
+func (c *Cleave) waitFor(ctx context.Context, pid int, end <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if c.answers(ctx, pid) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			return fmt.Errorf("cleave ended at its start:\n%s", c.LogTail(20))
+		case <-ctx.Done():
+			return fmt.Errorf("cleave does not answer: %w\n%s", ctx.Err(), c.LogTail(20))
+		}
+	}
+}
+
+func (c *Cleave) answers(ctx context.Context, pid int) bool {
+	if c.args[1] == "--passthrough" {
+		_, err := os.Stat(c.cfg.Listen.Endpoint.Path())
+		return err == nil
+	}
+	s, err := agent.FetchStatus(ctx, c.cfg.Control.Endpoint.Path())
+	return err == nil && s.PID == pid
+}
+
+// Status asks the control socket.
+func (c *Cleave) Status(ctx context.Context) (agent.Status, error) {
+	return agent.FetchStatus(ctx, c.cfg.Control.Endpoint.Path())
+}
+
+// WaitMeasured waits until a measurement that began after now is published.
+func (c *Cleave) WaitMeasured(ctx context.Context) (agent.Status, error) {
+	after := time.Now()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		s, err := c.Status(ctx)
+		if err == nil && s.MeasuredAt != nil && s.MeasuredAt.Add(-time.Duration(s.MeasureSeconds*float64(time.Second))).After(after) {
+			return s, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return s, fmt.Errorf("wait for cleave's next measurement: %w", errors.Join(ctx.Err(), err))
+		}
+	}
+}
+
+// HandOver sends SIGHUP and waits until another process answers the control
+// socket. The old process goes on until its calls are answered; the function
+// returned waits for that.
+func (c *Cleave) HandOver(ctx context.Context) (waitOld func(context.Context) error, _ error) {
+	c.mu.Lock()
+	pid, end := c.cmd.Process.Pid, c.end
+	c.mu.Unlock()
+	if s, err := c.Status(ctx); err == nil {
+		pid = s.PID // a successor of the process that we started
+	}
+	if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
+		return nil, fmt.Errorf("hand cleave over: %w", err)
+	}
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if s, err := c.Status(ctx); err == nil && s.PID != pid {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no successor of cleave came: %w\n%s", ctx.Err(), c.LogTail(20))
+		}
+	}
+	return func(ctx context.Context) error { return waitGone(ctx, pid, end) }, nil
+}
+
+// waitGone waits for the end of a process, our child or not.
+func waitGone(ctx context.Context, pid int, end <-chan struct{}) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-end:
+			end = nil
+		case <-ctx.Done():
+			return fmt.Errorf("process %d has not ended: %w", pid, ctx.Err())
+		}
+	}
+}
+
+// Signal sends a signal to the process that serves now.
+func (c *Cleave) Signal(ctx context.Context, sig syscall.Signal) error {
+	c.mu.Lock()
+	pid := c.cmd.Process.Pid
+	c.mu.Unlock()
+	if s, err := c.Status(ctx); err == nil {
+		pid = s.PID
+	}
+	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("signal cleave: %w", err)
+	}
+	return nil
+}
+
+// Stop ends the process with SIGTERM and waits for it.
+func (c *Cleave) Stop(ctx context.Context) error {
+	c.mu.Lock()
+	cmd, end := c.cmd, c.end
+	c.mu.Unlock()
+	if cmd == nil {
+		return nil
+	}
+	pid := cmd.Process.Pid
+	if s, err := c.Status(ctx); err == nil {
+		pid = s.PID
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return fmt.Errorf("stop cleave: %w", err)
+	}
+	return waitGone(ctx, pid, end)
+}
+
+// Endpoint is what a kubelet would be given.
+func (c *Cleave) Endpoint() string { return c.cfg.Listen.Endpoint.String() }
+
+// Socket is the path of that socket.
+func (c *Cleave) Socket() string { return c.cfg.Listen.Endpoint.Path() }
+
+// Config is the configuration that it runs with.
+func (c *Cleave) Config() config.Config { return c.cfg }
+
+// Binary is the path of the program.
+func (c *Cleave) Binary() string { return c.binary }
+
+// LogFile is the path of its log.
+func (c *Cleave) LogFile() string { return c.log }
+
+// LogTail returns the last lines of the log, or says why it can't.
+func (c *Cleave) LogTail(lines int) string {
+	text, err := os.ReadFile(c.log)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}

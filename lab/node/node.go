@@ -1,0 +1,196 @@
+// Package node puts a whole node together on one machine: disks of its own, a
+// private containerd on them, a registry with images, and cleave in front. It is
+// what the integration tests, the benchmarks, the demo and the lab run on.
+//
+// It needs root. Everything that it makes belongs to a janitor's run and goes
+// away with it, whatever happens to the process.
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
+	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/lab/janitor"
+	"github.com/cleave-cri/cleave/lab/pod"
+	"github.com/cleave-cri/cleave/lab/runtime"
+)
+
+// The images that every node can pull.
+const (
+	PauseImage   = "registry.k8s.io/pause:3.10"
+	BusyboxImage = "docker.io/library/busybox:1"
+)
+
+// Options say what node to make. The zero value is a node with one filesystem,
+// the machine's own, and no cleave.
+type Options struct {
+	// Disks are made first; Layout names them.
+	Disks []disk.Spec
+	// Runtime changes the options of containerd; nil means none. The disks are
+	// there already, by name.
+	Runtime func(*runtime.Options, map[string]*disk.Disk)
+	// Cleave is the path of the program to put in front; empty means none.
+	Cleave string
+	// Configure changes cleave's configuration; nil means no change.
+	Configure func(*config.Config, map[string]*disk.Disk)
+}
+
+// Node is a node that runs.
+type Node struct {
+	Run      *janitor.Run
+	Disks    map[string]*disk.Disk
+	Registry *image.Registry
+	Runtime  *runtime.Containerd
+	// Cleave is nil if none was asked for.
+	Cleave *Cleave
+}
+
+// Start makes a node and waits until it answers. If it can't, what was made is
+// taken down again.
+func Start(ctx context.Context, run *janitor.Run, o Options) (_ *Node, err error) {
+	n := &Node{Run: run, Disks: map[string]*disk.Disk{}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close(context.WithoutCancel(ctx)))
+		}
+	}()
+	for _, spec := range o.Disks {
+		d, err := disk.Make(ctx, run.Dir(), spec)
+		if err != nil {
+			return nil, err
+		}
+		n.Disks[spec.Name] = d
+	}
+	if err := n.startRegistry(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.startRuntime(ctx, o.Runtime); err != nil {
+		return nil, err
+	}
+	if o.Cleave == "" {
+		return n, nil
+	}
+	cfg := n.config()
+	if o.Configure != nil {
+		o.Configure(&cfg, n.Disks)
+	}
+	if n.Cleave, err = newCleave(o.Cleave, filepath.Join(run.Dir(), "cleave"), run.Env(), cfg); err != nil {
+		return nil, err
+	}
+	return n, n.Cleave.Start(ctx)
+}
+
+func (n *Node) startRegistry(ctx context.Context) error {
+	var err error
+	if n.Registry, err = image.Serve(ctx); err != nil {
+		return err
+	}
+	pause, err := image.Pause(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := n.Registry.Push(ctx, PauseImage, pause); err != nil {
+		return err
+	}
+	busybox, err := image.Busybox(ctx, image.Config{})
+	if err != nil {
+		return err
+	}
+	_, err = n.Registry.Push(ctx, BusyboxImage, busybox)
+	return err
+}
+
+func (n *Node) startRuntime(ctx context.Context, change func(*runtime.Options, map[string]*disk.Disk)) error {
+	binaries, err := bin.Get(ctx, os.Stderr, "containerd", "shim")
+	if err != nil {
+		return err
+	}
+	o := runtime.Options{
+		Dir:          filepath.Join(n.Run.Dir(), "ctd"),
+		Containerd:   binaries[0],
+		Shim:         binaries[1],
+		CertsDir:     filepath.Join(n.Run.Dir(), "certs"),
+		SandboxImage: PauseImage,
+		Cgroup:       n.Run.Cgroup(),
+		Env:          n.Run.Env(),
+	}
+	if change != nil {
+		change(&o, n.Disks)
+	}
+	if err := n.Registry.WriteHosts(o.CertsDir); err != nil {
+		return err
+	}
+	if n.Runtime, err = runtime.New(o); err != nil {
+		return err
+	}
+	return n.Runtime.Start(ctx)
+}
+
+// config is cleave's configuration for this node.
+func (n *Node) config() config.Config {
+	cfg := config.Default()
+	cfg.Runtime.Endpoint = config.Endpoint(n.Runtime.Socket())
+	cfg.Filesystems.NodeFS = n.Run.Dir()
+	cfg.Filesystems.Logs = filepath.Join(n.Run.Dir())
+	cfg.Measure.Period = cfg.Measure.Period / 10
+	cfg.Measure.MaxCorePercent = 100
+	return cfg
+}
+
+// Passthrough puts a second cleave in front of the same containerd, one that is
+// started with --passthrough.
+func (n *Node) Passthrough(ctx context.Context, binary string) (*Cleave, error) {
+	c, err := newPassthrough(binary, filepath.Join(n.Run.Dir(), "passthrough"), n.Run.Env(), config.Endpoint(n.Runtime.Socket()))
+	if err != nil {
+		return nil, err
+	}
+	return c, c.Start(ctx)
+}
+
+// Another puts one more cleave in front of the same containerd, under a name
+// of its own.
+func (n *Node) Another(binary, name string, change func(*config.Config)) (*Cleave, error) {
+	cfg := n.config()
+	if change != nil {
+		change(&cfg)
+	}
+	return newCleave(binary, filepath.Join(n.Run.Dir(), name), n.Run.Env(), cfg)
+}
+
+// Alone is a cleave in a run that has no node: in front of a runtime that the
+// caller makes.
+func (n *Node) Alone(binary string, runtime config.Endpoint) (*Cleave, error) {
+	cfg := config.Default()
+	cfg.Runtime.Endpoint = runtime
+	return newCleave(binary, filepath.Join(n.Run.Dir(), "cleave"), n.Run.Env(), cfg)
+}
+
+// PodSpec is a pod that fits this node.
+func (n *Node) PodSpec(name string) pod.Spec {
+	return pod.Spec{Name: name, CgroupParent: n.Runtime.CgroupParent()}
+}
+
+// Close ends cleave, containerd and all containers and removes the disks. The
+// run is the caller's to close.
+func (n *Node) Close(ctx context.Context) error {
+	var errs []error
+	if n.Cleave != nil {
+		errs = append(errs, n.Cleave.Stop(ctx))
+	}
+	if n.Runtime != nil {
+		errs = append(errs, n.Runtime.Close(ctx))
+	}
+	if n.Registry != nil {
+		errs = append(errs, n.Registry.Close())
+	}
+	for _, d := range n.Disks {
+		errs = append(errs, d.Close(ctx))
+	}
+	return errors.Join(errs...)
+}
