@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
@@ -24,7 +25,7 @@ const (
 )
 
 // setUp makes a registry with the two images and a containerd that is not started yet.
-func setUp(t *testing.T, run *janitor.Run, o runtime.Options) *runtime.Containerd {
+func setUp(t *testing.T, run *janitor.Run, o runtime.Options) (*runtime.Containerd, *image.Registry) {
 	t.Helper()
 	need.Tools(t, "runc")
 	registry, err := image.Serve(t.Context())
@@ -66,7 +67,7 @@ func setUp(t *testing.T, run *janitor.Run, o runtime.Options) *runtime.Container
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return c, registry
 }
 
 func TestPodOnItsOwnDiskSurvivesRestarts(t *testing.T) {
@@ -78,7 +79,7 @@ func TestPodOnItsOwnDiskSurvivesRestarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := setUp(t, run, runtime.Options{SnapshotterRoots: map[string]string{"overlayfs": filepath.Join(writable.Path(), "snapshots")}})
+	c, registry := setUp(t, run, runtime.Options{SnapshotterRoots: map[string]string{"overlayfs": filepath.Join(writable.Path(), "snapshots")}})
 	if err := c.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +151,24 @@ func TestPodOnItsOwnDiskSurvivesRestarts(t *testing.T) {
 	if code, err := client.Wait(ctx, short); err != nil || code != 7 {
 		t.Errorf("exit code is %d (%v), want 7", code, err)
 	}
+	slow, err := image.Random(1, 2, 100_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const slowImage = "example.org/slow:1"
+	if _, err := registry.Push(ctx, slowImage, slow); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.Slow(slowImage, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	pulling := time.Now()
+	if _, err := client.Pull(ctx, slowImage); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(pulling); took < 900*time.Millisecond {
+		t.Errorf("a slow pull took %s, want about a second at least", took)
+	}
 	if err := p.Remove(ctx); err != nil {
 		t.Error(err)
 	}
@@ -165,7 +184,7 @@ func TestCloseEndsPodsThatStillRun(t *testing.T) {
 	need.Root(t)
 	run := need.Lab(t)
 	ctx := t.Context()
-	c := setUp(t, run, runtime.Options{})
+	c, _ := setUp(t, run, runtime.Options{})
 	if err := c.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +248,7 @@ func TestStartTellsWhyItFailed(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	run := need.Lab(t)
-	c := setUp(t, run, runtime.Options{ExtraConfig: "this is no TOML"})
+	c, _ := setUp(t, run, runtime.Options{ExtraConfig: "this is no TOML"})
 	err := c.Start(t.Context())
 	if err == nil || !strings.Contains(err.Error(), "it ended with exit status") || !strings.Contains(err.Error(), "TOML") && !strings.Contains(err.Error(), "toml") {
 		t.Errorf("got %v, want the exit status and the end of the log", err)
@@ -244,7 +263,7 @@ func TestNothingIsShared(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	run := need.Lab(t)
-	c := setUp(t, run, runtime.Options{SnapshotterRoots: map[string]string{"overlayfs": "/elsewhere/o", "native": "/elsewhere/n"}})
+	c, _ := setUp(t, run, runtime.Options{SnapshotterRoots: map[string]string{"overlayfs": "/elsewhere/o", "native": "/elsewhere/n"}})
 	containerd, err := bin.Path(t.Context(), "containerd")
 	if err != nil {
 		t.Fatal(err)
