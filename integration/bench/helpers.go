@@ -120,27 +120,39 @@ func largeAnswer() *runtimeapi.ListContainersResponse {
 		id := fmt.Sprintf("%064x", i*2654435761)
 		c := &runtimeapi.Container{
 			Id: id, PodSandboxId: fmt.Sprintf("%064x", i*40503),
-			Metadata:  &runtimeapi.ContainerMetadata{Name: fmt.Sprintf("container-%d", i), Attempt: 1},
-			Image:     &runtimeapi.ImageSpec{Image: "sha256:" + id, UserSpecifiedImage: "registry.example/team/service:1.2.3"},
-			ImageRef:  "sha256:" + id,
-			State:     runtimeapi.ContainerState_CONTAINER_RUNNING,
-			CreatedAt: 1700000000000000000 + int64(i),
-			Labels: map[string]string{
-				"io.kubernetes.container.name": fmt.Sprintf("container-%d", i),
-				"io.kubernetes.pod.name":       fmt.Sprintf("service-%d-7f9c6d5b8-x2v4q", i),
-				"io.kubernetes.pod.namespace":  "production",
-				"io.kubernetes.pod.uid":        "0f1e2d3c-4b5a-6978-8796-a5b4c3d2e1f0",
-			},
-			Annotations: map[string]string{
-				"io.kubernetes.container.hash":                     "3f2a91bc",
-				"io.kubernetes.container.restartCount":             "1",
-				"io.kubernetes.container.terminationMessagePath":   "/dev/termination-log",
-				"io.kubernetes.container.terminationMessagePolicy": "File",
-				"io.kubernetes.pod.terminationGracePeriod":         "30",
-			},
+			Metadata:    &runtimeapi.ContainerMetadata{Name: fmt.Sprintf("container-%d", i), Attempt: 1},
+			Image:       &runtimeapi.ImageSpec{Image: "sha256:" + id, UserSpecifiedImage: "registry.example/team/service:1.2.3"},
+			ImageRef:    "sha256:" + id,
+			State:       runtimeapi.ContainerState_CONTAINER_RUNNING,
+			CreatedAt:   1700000000000000000 + int64(i),
+			Labels:      kubeletLabels(fmt.Sprintf("container-%d", i), i),
+			Annotations: kubeletAnnotations(),
 		}
 		answer.Containers = append(answer.Containers, c)
 		bytes += sizeOf(c)
 	}
 	return answer
+}
+
+// kubeletLabels are the labels that a kubelet gives to a container
+// (kubernetes, pkg/kubelet/kuberuntime/labels.go).
+func kubeletLabels(name string, i int) map[string]string {
+	return map[string]string{
+		"io.kubernetes.container.name": name,
+		"io.kubernetes.pod.name":       fmt.Sprintf("service-%d-7f9c6d5b8-x2v4q", i),
+		"io.kubernetes.pod.namespace":  "production",
+		"io.kubernetes.pod.uid":        fmt.Sprintf("0f1e2d3c-4b5a-6978-8796-%012d", i),
+	}
+}
+
+// kubeletAnnotations are the annotations that it gives (ditto).
+func kubeletAnnotations() map[string]string {
+	return map[string]string{
+		"io.kubernetes.container.hash":                     "3f2a91bc",
+		"io.kubernetes.container.ports":                    `[{"name":"http","containerPort":8080,"protocol":"TCP"}]`,
+		"io.kubernetes.container.restartCount":             "1",
+		"io.kubernetes.container.terminationMessagePath":   "/dev/termination-log",
+		"io.kubernetes.container.terminationMessagePolicy": "File",
+		"io.kubernetes.pod.terminationGracePeriod":         "30",
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/cleave-cri/cleave/lab/janitor"
@@ -34,12 +35,14 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	cleave := flags.String("cleave", "bin/cleave", "the program to measure")
 	scale := flags.Float64("scale", 1, "how many calls, relative to the usual number")
+	also := flags.String("also", "", "another build of it, measured beside the first in the same run")
+	only := flags.String("only", "version,list100,memory,list500k", "which parts to measure")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	switch flags.Arg(0) {
 	case "proxy":
-		return benchProxy(ctx, *cleave, *scale)
+		return benchProxy(ctx, *cleave, *also, *scale, strings.Split(*only, ","))
 	case helperRelay:
 		return serveTypedRelay(ctx, flags.Arg(1), flags.Arg(2))
 	case helperReplay:

@@ -101,9 +101,8 @@ func reportWays(name string, ways []*way) {
 	}
 }
 
-func benchProxy(ctx context.Context, cleave string, scale float64) (err error) {
-	cleave, err = filepath.Abs(cleave)
-	if err != nil {
+func benchProxy(ctx context.Context, cleave, also string, scale float64, only []string) (err error) {
+	if cleave, err = filepath.Abs(cleave); err != nil {
 		return err
 	}
 	fmt.Fprintln(os.Stderr, "bench-proxy: a private containerd, cleave and a typed relay in front of it; some 2 minutes")
@@ -118,13 +117,46 @@ func benchProxy(ctx context.Context, cleave string, scale float64) (err error) {
 	}
 	defer func() { err = errors.Join(err, n.Close(context.WithoutCancel(ctx))) }()
 
-	if err := benchRealRuntime(ctx, n, scale); err != nil {
-		return err
+	parts := []struct {
+		name string
+		do   func(context.Context, bed, float64) error
+	}{{"version", benchVersion}, {"list100", benchList}, {"memory", benchMemory}, {"list500k", benchLargeAnswer}}
+	for _, part := range parts {
+		if !slices.Contains(only, part.name) {
+			continue
+		}
+		if err := part.do(ctx, bed{Node: n, also: also}, scale); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
 	}
-	if err := benchMemory(ctx, n, scale); err != nil {
-		return err
+	return nil
+}
+
+// bed is what the parts are measured on.
+type bed struct {
+	*node.Node
+	// also is another build of cleave, empty if there is none.
+	also string
+}
+
+// beside starts the other build in front of a runtime and adds it to the ways.
+// The function that it returns ends it.
+func (b bed) beside(ctx context.Context, name string, runtime string, sockets map[string]string, order []string) ([]string, func() error, error) {
+	if b.also == "" {
+		return order, func() error { return nil }, nil
 	}
-	return benchLargeAnswer(ctx, n, scale)
+	c, err := b.Another(b.also, name+"-also", func(cfg *config.Config) {
+		cfg.Runtime.Endpoint = config.Endpoint(runtime)
+		quiet(cfg, nil)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := c.Start(ctx); err != nil {
+		return nil, nil, err
+	}
+	sockets["also"] = c.Socket()
+	return append(order, "also"), func() error { return c.Stop(context.WithoutCancel(ctx)) }, nil
 }
 
 // quiet keeps measuring out of the way of being measured: the usual period.
@@ -133,30 +165,41 @@ func quiet(cfg *config.Config, _ map[string]*disk.Disk) {
 	cfg.Measure = d.Measure
 }
 
-func benchRealRuntime(ctx context.Context, n *node.Node, scale float64) (err error) {
-	relaySocket := filepath.Join(n.Run.Dir(), "typed.sock")
+func benchVersion(ctx context.Context, n bed, scale float64) error {
+	return benchRealRuntime(ctx, n, "proxy.version", int(10000*scale), version)
+}
+
+// benchList lists 100 containers as a kubelet makes them.
+func benchList(ctx context.Context, n bed, scale float64) error {
+	if err := makeContainers(ctx, n, 100); err != nil {
+		return err
+	}
+	return benchRealRuntime(ctx, n, "proxy.list100", int(2000*scale), listContainers)
+}
+
+// benchRealRuntime compares the ways to a real containerd.
+func benchRealRuntime(ctx context.Context, n bed, name string, calls int, do call) (err error) {
+	relaySocket := filepath.Join(n.Run.Dir(), name+"-typed.sock")
 	stop, err := startHelper(ctx, n.Run.Env(), relaySocket, helperRelay, n.Runtime.Socket(), relaySocket)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	ways, closeWays, err := openWays(map[string]string{"direct": n.Runtime.Socket(), "cleave": n.Cleave.Socket(), "typed relay": relaySocket}, "direct", "cleave", "typed relay")
+	sockets := map[string]string{"direct": n.Runtime.Socket(), "cleave": n.Cleave.Socket(), "typed relay": relaySocket}
+	order, stopBeside, err := n.beside(ctx, name, n.Runtime.Socket(), sockets, []string{"direct", "cleave", "typed relay"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopBeside()) }()
+	ways, closeWays, err := openWays(sockets, order...)
 	if err != nil {
 		return err
 	}
 	defer closeWays()
-	if err := interleave(ctx, ways, int(10000*scale), version); err != nil {
+	if err := interleave(ctx, ways, calls, do); err != nil {
 		return err
 	}
-	reportWays("proxy.version", ways)
-
-	if err := makeContainers(ctx, n, 100); err != nil {
-		return err
-	}
-	if err := interleave(ctx, ways, int(2000*scale), listContainers); err != nil {
-		return err
-	}
-	reportWays("proxy.list100", ways)
+	reportWays(name, ways)
 	return nil
 }
 
@@ -177,7 +220,7 @@ func openWays(sockets map[string]string, order ...string) (ways []*way, closeAll
 	return ways, closeAll, nil
 }
 
-func makeContainers(ctx context.Context, n *node.Node, count int) error {
+func makeContainers(ctx context.Context, n bed, count int) error {
 	c, err := pod.Dial(n.Runtime.Endpoint())
 	if err != nil {
 		return err
@@ -191,7 +234,11 @@ func makeContainers(ctx context.Context, n *node.Node, count int) error {
 		return err
 	}
 	for i := range count {
-		if _, err := p.Create(ctx, pod.ContainerSpec{Name: "c" + strconv.Itoa(i), Image: node.BusyboxImage, Command: []string{"/bin/true"}}); err != nil {
+		name := "container-" + strconv.Itoa(i)
+		if _, err := p.Create(ctx, pod.ContainerSpec{
+			Name: name, Image: node.BusyboxImage, Command: []string{"/bin/true"},
+			Labels: kubeletLabels(name, i), Annotations: kubeletAnnotations(),
+		}); err != nil {
 			return err
 		}
 	}
@@ -199,7 +246,7 @@ func makeContainers(ctx context.Context, n *node.Node, count int) error {
 }
 
 // benchMemory makes many calls of all sizes and looks at cleave's own memory.
-func benchMemory(ctx context.Context, n *node.Node, scale float64) error {
+func benchMemory(ctx context.Context, n bed, scale float64) error {
 	ways, closeWays, err := openWays(map[string]string{"cleave": n.Cleave.Socket()}, "cleave")
 	if err != nil {
 		return err
@@ -242,7 +289,7 @@ func anonymousMiB(pid int) (float64, error) {
 
 // benchLargeAnswer measures an answer of half a megabyte from a runtime that
 // does nothing else.
-func benchLargeAnswer(ctx context.Context, n *node.Node, scale float64) (err error) {
+func benchLargeAnswer(ctx context.Context, n bed, scale float64) (err error) {
 	replaySocket := filepath.Join(n.Run.Dir(), "replay.sock")
 	stopReplay, err := startHelper(ctx, n.Run.Env(), replaySocket, helperReplay, replaySocket)
 	if err != nil {
@@ -266,7 +313,13 @@ func benchLargeAnswer(ctx context.Context, n *node.Node, scale float64) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Stop(context.WithoutCancel(ctx))) }()
-	ways, closeWays, err := openWays(map[string]string{"direct": replaySocket, "cleave": c.Socket(), "typed relay": relaySocket}, "direct", "cleave", "typed relay")
+	sockets := map[string]string{"direct": replaySocket, "cleave": c.Socket(), "typed relay": relaySocket}
+	order, stopBeside, err := n.beside(ctx, "large", replaySocket, sockets, []string{"direct", "cleave", "typed relay"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopBeside()) }()
+	ways, closeWays, err := openWays(sockets, order...)
 	if err != nil {
 		return err
 	}
