@@ -184,7 +184,7 @@ func Load(path string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("read config: %w", err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
 		return Config{}, fmt.Errorf("read config: %w", err)

@@ -191,7 +191,7 @@ func TestParseFaults(t *testing.T) {
 		{"quantity bad", "version: 1\nmemory:\n  limit: 128 megs\n", []string{`c.yaml:3:10: memory.limit: "128 megs" must be a number of bytes, such as 128Mi, 1Gi or 134217728`}},
 		{"quantity in milli", "version: 1\nmemory:\n  limit: 128m\n", []string{`c.yaml:3:10: memory.limit: "128m" is in thousandths of a byte; Mi is for mebibytes`}},
 		{"quantity too small", "version: 1\nmemory:\n  limit: 31Mi\n", []string{"c.yaml:3:10: memory.limit: must be at least 32Mi, or 0 for no limit, not 31Mi"}},
-		{"quantity negative", "version: 1\nmemory:\n  limit: -1Gi\n", []string{"c.yaml:3:10: memory.limit: must be at least 32Mi, or 0 for no limit, not -1Gi"}},
+		{"quantity negative", "version: 1\nmemory:\n  limit: -1Gi\n", []string{`c.yaml:3:10: memory.limit: "-1Gi" is negative`}},
 		{"quantity of another kind", "version: 1\nmemory:\n  limit: true\n", []string{`c.yaml:3:10: memory.limit: "true" must be a number of bytes, such as 128Mi, 1Gi or 134217728`}},
 		{"mode not built yet", "version: 1\nmode: crio\n", []string{"c.yaml:2:7: mode: crio is known but not built yet; use cri or observe"}},
 		{"mode unknown", "version: 1\nmode: docker\n", []string{`c.yaml:2:7: mode: must be cri or observe, not "docker"`}},
@@ -403,11 +403,14 @@ func TestParseBytes(t *testing.T) {
 		{"0", 0, ""}, {"-0", 0, ""}, {"1", 1, ""}, {"+5", 5, ""}, {"128Mi", 134217728, ""}, {"1.5Gi", 1610612736, ""},
 		{"1k", 1000, ""}, {"2M", 2_000_000, ""}, {"3G", 3_000_000_000, ""}, {"1Ki", 1024, ""}, {"1Ti", 1 << 40, ""},
 		{"1Pi", 1 << 50, ""}, {"7Ei", 7 << 60, ""}, {"9E", 9e18, ""}, {"1e3", 1000, ""}, {"1E3", 1000, ""}, {"15e-1", 0, "is not a whole number of bytes"},
-		{"1500e-2", 15, ""}, {"1000m", 1, ""}, {"1000000u", 1, ""}, {"1000000000n", 1, ""}, {".5Ki", 512, ""}, {"5.", 5, ""},
-		{"-1Gi", -1 << 30, ""}, {"9223372036854775807", 1<<63 - 1, ""},
+		{"1e-100000000", 0, "is not a whole number of bytes"},
+		{"1000u", 0, "is not a whole number of bytes"}, {"1000n", 0, "is not a whole number of bytes"}, {".5Ki", 512, ""}, {"5.", 5, ""}, {"0.125Ki", 128, ""},
+		{"-1Gi", 0, "is negative"}, {"-0.5", 0, "is negative"}, {"9223372036854775807", 1<<63 - 1, ""}, {"9223372036854775.807k", 1<<63 - 1, ""},
 		{"9223372036854775808", 0, "is more than 2^63-1 bytes"}, {"8Ei", 0, "is more than 2^63-1 bytes"}, {"10E", 0, "is more than 2^63-1 bytes"},
-		{"1e99999999999999999999", 0, "is more than 2^63-1 bytes"}, {"1e-99999999999999999999", 0, "is not a whole number of bytes"},
-		{"0e9999999", 0, ""}, {"128m", 0, "is in thousandths of a byte; Mi is for mebibytes"}, {"0.5", 0, "is not a whole number of bytes"},
+		{"9223372036854775807.5", 0, "is more than 2^63-1 bytes"}, {"1e19", 0, "is more than 2^63-1 bytes"}, {"1e99", 0, "is more than 2^63-1 bytes"},
+		{"9007199254740992Ki", 0, "is more than 2^63-1 bytes"}, {"9007199254740991Ki", 1<<63 - 1024, ""}, {"1e4294967296", 0, bad}, {"1e-99999999999999999999", 0, "is not a whole number of bytes"},
+		{"0e9", 0, ""}, {"0e9999999", 0, bad}, {"128m", 0, "is in thousandths of a byte; Mi is for mebibytes"}, {"0.5", 0, "is not a whole number of bytes"},
+		{"0.999999999", 0, "is not a whole number of bytes"}, {"0.9999999999", 0, bad}, {"0.9999999999999Ki", 0, bad},
 		{"", 0, bad}, {".", 0, bad}, {"Mi", 0, bad}, {"1 Mi", 0, bad}, {"1MB", 0, bad}, {"1K", 0, bad}, {"1mi", 0, bad}, {"1KiB", 0, bad},
 		{"--1", 0, bad}, {"1.2.3", 0, bad}, {"1e", 0, bad}, {"1e+", 0, bad}, {"0x10", 0, bad}, {"1_000", 0, bad}, {"1/2", 0, bad}, {"٣", 0, bad},
 		{"+-1", 0, bad}, {"1-2", 0, bad},
@@ -427,13 +430,16 @@ func TestParseBytes(t *testing.T) {
 }
 
 func FuzzParseBytes(f *testing.F) {
-	for _, s := range []string{"128Mi", "1e3", "-5", "1.5Gi", "9223372036854775807", "1e-3", "E", "1E"} {
+	for _, s := range []string{"128Mi", "1e3", "-5", "1.5Gi", "9223372036854775807", "1e-3", "E", "1E", "8Ei", "0.9999999999Ki", "1e4294967296"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		n, err := ParseBytes(s)
 		if err != nil {
 			return
+		}
+		if n < 0 {
+			t.Errorf("%q is %d", s, n)
 		}
 		again, err := ParseBytes(formatBytes(n))
 		if err != nil || again != n {

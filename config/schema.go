@@ -174,7 +174,7 @@ func (c Config) YAML() ([]byte, error) {
 func (s section) encode() *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 	for _, f := range s {
-		v := (*yaml.Node)(nil)
+		var v *yaml.Node
 		if f.sub != nil {
 			v = f.sub.encode()
 		} else {
