@@ -100,13 +100,12 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 	}
 
 	out.printf("\n")
+	// Paths are long and stand last; figures are told once for each filesystem, below.
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	tw := &errorWriter{w: table}
-	tw.printf("ROLE\tPATH\tDEVICE\tTYPE\tCAPACITY\tUSED\tAVAILABLE\tINODES USED\n")
+	tw.printf("ROLE\tDEVICE\tPATH\n")
 	for _, r := range s.Roles {
-		fs := r.Filesystem
-		tw.printf("%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Role, r.Reported, fs.Device, fs.Type,
-			Bytes(fs.CapacityBytes), Bytes(fs.UsedBytes), Bytes(fs.AvailableBytes), inodes(fs))
+		tw.printf("%s\t%s\t%s\n", r.Role, r.Filesystem.Device, r.Reported)
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -122,7 +121,9 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 		for i, r := range fs.Roles {
 			roles[i] = string(r)
 		}
-		out.printf("\nUsed on %s (%s, %s):\n", fs.Device, strings.Join(roles, ", "), fs.Mountpoint)
+		out.printf("\nDevice %s (%s), %s on %s: %s\n", fs.Device, fs.Source, fs.Type, fs.Mountpoint, strings.Join(roles, ", "))
+		out.printf("  capacity %s, used %s, available %s, %s\n",
+			Bytes(fs.CapacityBytes), Bytes(fs.UsedBytes), Bytes(fs.AvailableBytes), inodes(fs.Filesystem))
 		classes := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 		cw := &errorWriter{w: classes}
 		for _, c := range fs.Classes {
@@ -157,9 +158,9 @@ func explainLayout(k fsstats.LayoutKind) string {
 func inodes(fs fsstats.Filesystem) string {
 	used, ok := fs.InodesUsed()
 	if !ok {
-		return "no limit"
+		return "inodes without limit"
 	}
-	return fmt.Sprintf("%d of %d", used, *fs.InodesTotal)
+	return fmt.Sprintf("inodes used %d of %d", used, *fs.InodesTotal)
 }
 
 // Bytes writes an amount with a binary unit, as Kubernetes does: "1.5Gi".
@@ -193,5 +194,5 @@ func (e *errorWriter) Write(b []byte) (int, error) {
 }
 
 func (e *errorWriter) printf(format string, args ...any) {
-	_, _ = fmt.Fprintf(e, format, args...) //nolint:errcheck // kept in err
+	_, _ = fmt.Fprintf(e, format, args...) // the error is kept in e
 }

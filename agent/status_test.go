@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy"
+)
+
+// TestStatusText shows what an operator reads: a node whose images have a disk,
+// while the log folder is not there yet and a layer has no figure.
+func TestStatusText(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_000_000, 0)
+	measured := now.Add(-3 * time.Second)
+	total, free := uint64(1000), uint64(600)
+	node := fsstats.Filesystem{
+		Device: fsstats.Device{Major: 8, Minor: 1}, Source: "/dev/sda1", Type: "ext4", Mountpoint: "/",
+		CapacityBytes: 64 << 30, AvailableBytes: 40 << 30, UsedBytes: 22 << 30, InodesTotal: &total, InodesFree: &free,
+	}
+	images := fsstats.Filesystem{
+		Device: fsstats.Device{Minor: 42}, Source: "/dev/sdb", Type: "btrfs", Mountpoint: "/images",
+		CapacityBytes: 8 << 30, AvailableBytes: 5 << 30, UsedBytes: 3 << 30,
+	}
+	s := Status{
+		Version: "1.2.3", Mode: "cri", PID: 7, StartedAt: now.Add(-90 * time.Second), Listen: "unix:///c.sock",
+		Runtime: RuntimeStatus{Endpoint: "unix:///r.sock", Name: "containerd", Version: "v2.4.2"},
+		Layout:  fsstats.LayoutDedicated,
+		Roles: []fsstats.Place{
+			{Role: fsstats.NodeFS, Reported: "/var/lib/kubelet", Filesystem: node},
+			{Role: fsstats.ImageFS, Reported: "/images/io.containerd.snapshotter.v1.overlayfs", Filesystem: images},
+			{Role: fsstats.ContainerFS, Reported: "/images/io.containerd.snapshotter.v1.overlayfs", Filesystem: images},
+			{Role: fsstats.Logs, Reported: "/var/log", Filesystem: node, Note: "/var/log/pods does not exist"},
+		},
+		Filesystems: []FilesystemStatus{
+			{Filesystem: node, Roles: []fsstats.Role{fsstats.NodeFS, fsstats.Logs}, Classes: []ClassUsage{{Class: classRest, Bytes: 22 << 30, Inodes: 400}}},
+			{Filesystem: images, Roles: []fsstats.Role{fsstats.ImageFS, fsstats.ContainerFS}, Classes: []ClassUsage{
+				{Class: classImages, Bytes: 2 << 30, Inodes: 12345}, {Class: classContainers, Bytes: 5 << 20, Inodes: 6, Unmeasured: 1},
+			}},
+		},
+		MeasuredAt: &measured, MeasureSeconds: 0.055, Problem: "one layer can't be read",
+		Proxy: proxy.Counters{Calls: 12, CallsInFlight: 1, Connections: 2, Fallbacks: []proxy.Fallback{{Method: "/m", Reason: "slow", Count: 4}}},
+	}
+	want := `cleave 1.2.3, mode cri, pid 7, up 1m30s
+  unix:///c.sock -> unix:///r.sock (containerd v2.4.2)
+  12 calls, 1 in flight, 2 connections
+  ! 4 answers of /m went through uncorrected (slow)
+
+Layout: dedicated (images and writable layers share a filesystem of their own)
+Measured 3s ago in 55ms.
+! Figures are incomplete: one layer can't be read
+
+ROLE         DEVICE  PATH
+nodefs       8:1     /var/lib/kubelet
+imagefs      0:42    /images/io.containerd.snapshotter.v1.overlayfs
+containerfs  0:42    /images/io.containerd.snapshotter.v1.overlayfs
+logs         8:1     /var/log
+! logs: /var/log/pods does not exist
+
+Device 8:1 (/dev/sda1), ext4 on /: nodefs, logs
+  capacity 64.0Gi, used 22.0Gi, available 40.0Gi, inodes used 400 of 1000
+    not attributed  22.0Gi  400 inodes
+
+Device 0:42 (/dev/sdb), btrfs on /images: imagefs, containerfs
+  capacity 8.0Gi, used 3.0Gi, available 5.0Gi, inodes without limit
+        image layers  2.0Gi  12345 inodes
+    container layers  5.0Mi      6 inodes  + 1 not measured
+`
+	var got strings.Builder
+	if err := s.WriteText(&got, now); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
