@@ -88,6 +88,8 @@ func (c *Cleave) Start(ctx context.Context) error {
 	}
 	cmd := exec.Command(c.binary, c.args...) //nolint:gosec,noctx // our own program; it outlives ctx
 	cmd.Env, cmd.Stdout, cmd.Stderr = c.env, log, log
+	// A group of its own: Ctrl-C in a terminal is for the program that runs the lab, and a kept node outlives the terminal.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = errors.Join(cmd.Start(), log.Close())
 	if err != nil {
 		return fmt.Errorf("start cleave: %w", err)
