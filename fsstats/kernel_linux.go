@@ -28,7 +28,7 @@ func (kernelSource) look(path string) (spot, error) {
 	if err != nil {
 		return spot{}, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer unix.Close(fd)
+	defer unix.Close(fd) //nolint:errcheck // a mere place: nothing is lost
 
 	self := "/proc/self/fd/" + strconv.Itoa(fd)
 	name, err := os.Readlink(self)
@@ -65,7 +65,7 @@ func (kernelSource) mounts() (map[uint64]mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	return parseMounts(f)
 }
 
@@ -94,7 +94,7 @@ func mountIDFromFdinfo(fd int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {
 		if value, ok := strings.CutPrefix(lines.Text(), "mnt_id:"); ok {

@@ -296,7 +296,7 @@ func TestKernel_MountIDFromFdinfo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // only read
 	want, _, err := mountID(int(f.Fd()))
 	if err != nil {
 		t.Fatal(err)
@@ -322,7 +322,7 @@ func TestKernel_NoDescriptorsLeft(t *testing.T) {
 	p := NewProber()
 	dir := t.TempDir()
 	probe := func() {
-		_, _ = p.Resolve(map[Role]string{NodeFS: dir, ImageFS: dir + "/no", ContainerFS: "/proc", Logs: "x"})
+		_, _ = p.Resolve(map[Role]string{NodeFS: dir, ImageFS: dir + "/no", ContainerFS: "/proc", Logs: "x"}) //nolint:errcheck // that it opened and closed descriptors counts
 	}
 	probe()
 	before := count()

@@ -428,6 +428,6 @@ func FuzzParseMounts(f *testing.F) {
 	f.Add(twoDisks)
 	f.Add(`36 35 98:0 / /a\040b rw - ext3 /dev/x rw`)
 	f.Fuzz(func(t *testing.T, in string) {
-		_, _ = parseMounts(strings.NewReader(in))
+		_, _ = parseMounts(strings.NewReader(in)) //nolint:errcheck // it must not panic
 	})
 }

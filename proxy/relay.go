@@ -49,7 +49,7 @@ var (
 
 func newRelay(upstream *grpc.ClientConn, g *guard, c *counters) *relay {
 	r := &relay{upstream: upstream, guard: g, counters: c}
-	r.stopping, r.stop = context.WithCancelCause(context.Background())
+	r.stopping, r.stop = context.WithCancelCause(context.Background()) //nolint:forbidigo // the root of a signal; no work runs under it
 	return r
 }
 

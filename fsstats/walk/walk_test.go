@@ -547,7 +547,7 @@ func TestUnreadableDirectoryMakesItPartial(t *testing.T) {
 	// The test binary lies where nobody may not go: run it by descriptor.
 	self, err := os.Open("/proc/self/exe")
 	must(t, err)
-	defer self.Close()
+	defer self.Close() //nolint:errcheck // only read
 	cmd := exec.Command("/proc/self/fd/3", "-test.run=^TestUnreadableDirectoryMakesItPartial$", "-test.v")
 	cmd.ExtraFiles = []*os.File{self}
 	cmd.Env = append(os.Environ(), "WALK_TEST_DIR="+dir)

@@ -133,7 +133,7 @@ func makeWay(path string) error {
 // Alive reports whether somebody accepts connections on a socket. The error
 // says why that could not be found out; then it must be taken for alive.
 func Alive(path string) (bool, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout) //nolint:forbidigo // only a time limit: a dial so short is not worth stopping
 	defer cancel()
 	dialer := net.Dialer{}
 	conn, err := dialer.DialContext(ctx, "unix", path)
