@@ -377,6 +377,7 @@ func (a *agent) status(ctx context.Context) Status {
 		Filesystems: filesystemsOf(p),
 		Problem:     p.problem,
 		Proxy:       a.proxy.Counters(),
+		Memory:      memoryStatus(),
 	}
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"io"
+	"runtime/metrics"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -35,6 +36,23 @@ type Status struct {
 	// Problem says why the figures are not whole, empty if they are.
 	Problem string         `json:"problem,omitempty"`
 	Proxy   proxy.Counters `json:"proxy"`
+	Memory  MemoryStatus   `json:"memory"`
+}
+
+// MemoryStatus is about cleave's own memory, in bytes.
+type MemoryStatus struct {
+	// HeapBytes is what the heap holds now, dead objects not yet collected
+	// included.
+	HeapBytes uint64 `json:"heapBytes"`
+	// AllocatedBytes is what was ever allocated on the heap.
+	AllocatedBytes uint64 `json:"allocatedBytes"`
+}
+
+// memoryStatus asks the Go runtime, without stopping it.
+func memoryStatus() MemoryStatus {
+	samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/allocs:bytes"}}
+	metrics.Read(samples)
+	return MemoryStatus{HeapBytes: samples[0].Value.Uint64(), AllocatedBytes: samples[1].Value.Uint64()}
 }
 
 // RuntimeStatus is about the container runtime behind the proxy.

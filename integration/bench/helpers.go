@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -21,6 +22,7 @@ import (
 const (
 	helperRelay  = "typed-relay"
 	helperReplay = "replay"
+	helperBytes  = "byte-relay"
 )
 
 // startHelper starts a helper and waits until its socket is there. The function
@@ -80,6 +82,35 @@ func serveTypedRelay(ctx context.Context, upstream, socket string) error {
 		return err
 	}
 	return serveTyped(ctx, socket, &typedRelay{to: runtimeapi.NewRuntimeServiceClient(conn)})
+}
+
+// serveByteRelay passes bytes between two unix sockets and understands nothing:
+// the least that any process in between can cost.
+func serveByteRelay(ctx context.Context, upstream, socket string) error {
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = l.Close() }) //nolint:errcheck // the end
+	for {
+		caller, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		runtime, err := (&net.Dialer{}).DialContext(ctx, "unix", upstream)
+		if err != nil {
+			return errors.Join(err, caller.Close())
+		}
+		for _, way := range [][2]net.Conn{{caller, runtime}, {runtime, caller}} {
+			// Ends when either side closes; the process is killed at the end.
+			go func() {
+				buffer := make([]byte, 64<<10)
+				// The plain types keep io from splicing: a proxy has to see the bytes.
+				_, _ = io.CopyBuffer(struct{ io.Writer }{way[1]}, struct{ io.Reader }{way[0]}, buffer) //nolint:errcheck // one side has gone
+				_ = way[1].Close()                                                                     //nolint:errcheck // ditto
+			}()
+		}
+	}
 }
 
 // replay answers ListContainers with an answer made once, of half a megabyte.

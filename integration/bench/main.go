@@ -45,6 +45,8 @@ func run(ctx context.Context, args []string) error {
 		return benchProxy(ctx, *cleave, *also, *scale, strings.Split(*only, ","))
 	case helperRelay:
 		return serveTypedRelay(ctx, flags.Arg(1), flags.Arg(2))
+	case helperBytes:
+		return serveByteRelay(ctx, flags.Arg(1), flags.Arg(2))
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:

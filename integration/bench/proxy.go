@@ -139,24 +139,16 @@ type bed struct {
 	also string
 }
 
-// beside starts the other build in front of a runtime and adds it to the ways.
-// The function that it returns ends it.
-func (b bed) beside(ctx context.Context, name string, runtime string, sockets map[string]string, order []string) ([]string, func() error, error) {
-	if b.also == "" {
-		return order, func() error { return nil }, nil
-	}
+// beside starts the other build in front of a runtime.
+func (b bed) beside(ctx context.Context, name, runtime string) (*node.Cleave, error) {
 	c, err := b.Another(b.also, name+"-also", func(cfg *config.Config) {
 		cfg.Runtime.Endpoint = config.Endpoint(runtime)
 		quiet(cfg, nil)
 	})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if err := c.Start(ctx); err != nil {
-		return nil, nil, err
-	}
-	sockets["also"] = c.Socket()
-	return append(order, "also"), func() error { return c.Stop(context.WithoutCancel(ctx)) }, nil
+	return c, c.Start(ctx)
 }
 
 // quiet keeps measuring out of the way of being measured: the usual period.
@@ -179,23 +171,11 @@ func benchList(ctx context.Context, n bed, scale float64) error {
 
 // benchRealRuntime compares the ways to a real containerd.
 func benchRealRuntime(ctx context.Context, n bed, name string, calls int, do call) (err error) {
-	relaySocket := filepath.Join(n.Run.Dir(), name+"-typed.sock")
-	stop, err := startHelper(ctx, n.Run.Env(), relaySocket, helperRelay, n.Runtime.Socket(), relaySocket)
+	ways, stop, err := n.openWays(ctx, name, n.Runtime.Socket(), n.Cleave.Socket())
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	sockets := map[string]string{"direct": n.Runtime.Socket(), "cleave": n.Cleave.Socket(), "typed relay": relaySocket}
-	order, stopBeside, err := n.beside(ctx, name, n.Runtime.Socket(), sockets, []string{"direct", "cleave", "typed relay"})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stopBeside()) }()
-	ways, closeWays, err := openWays(sockets, order...)
-	if err != nil {
-		return err
-	}
-	defer closeWays()
 	if err := interleave(ctx, ways, calls, do); err != nil {
 		return err
 	}
@@ -203,21 +183,50 @@ func benchRealRuntime(ctx context.Context, n bed, name string, calls int, do cal
 	return nil
 }
 
-func openWays(sockets map[string]string, order ...string) (ways []*way, closeAll func(), _ error) {
-	closeAll = func() {
-		for _, w := range ways {
-			_ = w.conn.Close() //nolint:errcheck // the end
+// openWays connects to a runtime directly, through cleave, and through the two
+// relays that it is compared with, which it starts. The first way is the direct
+// one. The function that it returns ends all of it.
+func (b bed) openWays(ctx context.Context, name, runtime, cleave string) (_ []*way, stop func() error, err error) {
+	var stops []func() error
+	stop = func() error {
+		var errs []error
+		for _, s := range slices.Backward(stops) {
+			errs = append(errs, s())
 		}
+		return errors.Join(errs...)
 	}
-	for _, name := range order {
-		w, err := dialWay(name, sockets[name])
+	defer func() {
 		if err != nil {
-			closeAll()
+			err = errors.Join(err, stop())
+		}
+	}()
+	typed, plain := filepath.Join(b.Run.Dir(), name+"-typed.sock"), filepath.Join(b.Run.Dir(), name+"-bytes.sock")
+	sockets := []struct{ name, path string }{{"direct", runtime}, {"cleave", cleave}, {"typed relay", typed}, {"byte relay", plain}}
+	for helper, socket := range map[string]string{helperRelay: typed, helperBytes: plain} {
+		end, err := startHelper(ctx, b.Run.Env(), socket, helper, runtime, socket)
+		if err != nil {
 			return nil, nil, err
 		}
+		stops = append(stops, end)
+	}
+	if b.also != "" {
+		c, err := b.beside(ctx, name, runtime)
+		if err != nil {
+			return nil, nil, err
+		}
+		stops = append(stops, func() error { return c.Stop(context.WithoutCancel(ctx)) })
+		sockets = append(sockets, struct{ name, path string }{"also", c.Socket()})
+	}
+	var ways []*way
+	for _, s := range sockets {
+		w, err := dialWay(s.name, s.path)
+		if err != nil {
+			return nil, nil, err
+		}
+		stops = append(stops, w.conn.Close)
 		ways = append(ways, w)
 	}
-	return ways, closeAll, nil
+	return ways, stop, nil
 }
 
 func makeContainers(ctx context.Context, n bed, count int) error {
@@ -245,13 +254,13 @@ func makeContainers(ctx context.Context, n bed, count int) error {
 	return nil
 }
 
-// benchMemory makes many calls of all sizes and looks at cleave's own memory.
-func benchMemory(ctx context.Context, n bed, scale float64) error {
-	ways, closeWays, err := openWays(map[string]string{"cleave": n.Cleave.Socket()}, "cleave")
+// benchMemory makes many calls and looks at cleave's own memory.
+func benchMemory(ctx context.Context, n bed, scale float64) (err error) {
+	w, err := dialWay("cleave", n.Cleave.Socket())
 	if err != nil {
 		return err
 	}
-	defer closeWays()
+	defer func() { err = errors.Join(err, w.conn.Close()) }()
 	s, err := n.Cleave.Status(ctx)
 	if err != nil {
 		return err
@@ -259,7 +268,7 @@ func benchMemory(ctx context.Context, n bed, scale float64) error {
 	var after [2]float64
 	for i, calls := range []int{10_000, 90_000} {
 		for range int(float64(calls) * scale) {
-			if err := version(ctx, ways[0].conn); err != nil {
+			if err := version(ctx, w.conn); err != nil {
 				return err
 			}
 		}
@@ -296,12 +305,6 @@ func benchLargeAnswer(ctx context.Context, n bed, scale float64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, stopReplay()) }()
-	relaySocket := filepath.Join(n.Run.Dir(), "typed-replay.sock")
-	stopRelay, err := startHelper(ctx, n.Run.Env(), relaySocket, helperRelay, replaySocket, relaySocket)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stopRelay()) }()
 	c, err := n.Another(n.Cleave.Binary(), "large", func(cfg *config.Config) {
 		cfg.Runtime.Endpoint = config.Endpoint(replaySocket)
 		quiet(cfg, nil)
@@ -313,20 +316,49 @@ func benchLargeAnswer(ctx context.Context, n bed, scale float64) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Stop(context.WithoutCancel(ctx))) }()
-	sockets := map[string]string{"direct": replaySocket, "cleave": c.Socket(), "typed relay": relaySocket}
-	order, stopBeside, err := n.beside(ctx, "large", replaySocket, sockets, []string{"direct", "cleave", "typed relay"})
+	ways, stop, err := n.openWays(ctx, "large", replaySocket, c.Socket())
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stopBeside()) }()
-	ways, closeWays, err := openWays(sockets, order...)
-	if err != nil {
-		return err
-	}
-	defer closeWays()
+	defer func() { err = errors.Join(err, stop()) }()
 	if err := interleave(ctx, ways, int(1000*scale), listContainers); err != nil {
 		return err
 	}
 	reportWays("proxy.list500k", ways)
+	return reportAllocation(ctx, c, ways[1].conn)
+}
+
+// reportAllocation tells how much cleave allocates for a small and for a large
+// answer, and what it holds after many large ones.
+func reportAllocation(ctx context.Context, c *node.Cleave, conn *grpc.ClientConn) error {
+	const calls = 500
+	for _, kind := range []struct {
+		name string
+		do   call
+	}{{"small", version}, {"500k", listContainers}} {
+		before, err := c.Status(ctx)
+		if err != nil {
+			return err
+		}
+		for range calls {
+			if err := kind.do(ctx, conn); err != nil {
+				return err
+			}
+		}
+		after, err := c.Status(ctx)
+		if err != nil {
+			return err
+		}
+		report("proxy.allocated_per_call."+kind.name, float64(after.Memory.AllocatedBytes-before.Memory.AllocatedBytes)/calls/1024, "KiB")
+	}
+	s, err := c.Status(ctx)
+	if err != nil {
+		return err
+	}
+	resident, err := anonymousMiB(s.PID)
+	if err != nil {
+		return err
+	}
+	report("proxy.rss_anon_after_large", resident, "MiB")
 	return nil
 }
