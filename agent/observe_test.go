@@ -1,0 +1,337 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/proxy/diskstats"
+	"github.com/cleave-cri/cleave/snapshot"
+)
+
+// node is everything that an observer looks at, held by the test.
+type node struct {
+	mu     sync.Mutex
+	layers []snapshot.Layer // guarded by mu
+	bytes  map[string]int64 // by folder; guarded by mu
+	fail   error            // of the store; guarded by mu
+	walks  map[string]int   // guarded by mu
+	hold   chan struct{}    // if not nil, a walk waits for it; guarded by mu
+	took   time.Duration    // each walk takes that long; guarded by mu
+}
+
+func (n *node) Inventory(context.Context) (snapshot.Inventory, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return snapshot.Inventory{
+		Snapshotters: []snapshot.Snapshotter{{Name: "overlayfs", Root: "/images"}},
+		ContentRoot:  "/images/content",
+		Layers:       append([]snapshot.Layer(nil), n.layers...),
+	}, n.fail
+}
+
+func (n *node) Upper(_ context.Context, l snapshot.Layer) (string, error) {
+	return "/layers/" + l.Key, nil
+}
+
+func (n *node) Usage(context.Context, snapshot.Layer) (snapshot.Usage, error) {
+	return snapshot.Usage{Bytes: 1000, Inodes: 10}, nil
+}
+
+// walked returns how often a folder was walked.
+func (n *node) walked(folder string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.walks[folder]
+}
+
+// set says what a walk of a folder finds.
+func (n *node) set(folder string, bytes int64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.bytes[folder] = bytes
+}
+
+var (
+	imagesDevice     = fsstats.Device{Major: 8, Minor: 1}
+	containersDevice = fsstats.Device{Major: 8, Minor: 17}
+)
+
+func (n *node) FilesystemOf(path string) (fsstats.Filesystem, error) {
+	fs := fsstats.Filesystem{Device: imagesDevice, Mountpoint: "/images", CapacityBytes: 1 << 30, UsedBytes: 1 << 20, MeasuredAt: time.Now()}
+	if len(path) > 8 && path[:8] == "/layers/" || path == "/layers" {
+		fs.Device, fs.Mountpoint = containersDevice, "/layers"
+	}
+	return fs, nil
+}
+
+func (n *node) Resolve(paths map[fsstats.Role]string) (fsstats.Layout, error) {
+	var l fsstats.Layout
+	for _, role := range fsstats.Roles() {
+		if paths[role] == "" {
+			continue
+		}
+		fs, err := n.FilesystemOf(paths[role])
+		if err != nil {
+			return l, err
+		}
+		l.Places = append(l.Places, fsstats.Place{Role: role, Configured: paths[role], Path: paths[role], Reported: paths[role], Filesystem: fs})
+	}
+	return l, nil
+}
+
+func (n *node) walk(ctx context.Context, root string, _ walk.Options) (walk.Usage, error) {
+	n.mu.Lock()
+	n.walks[root]++
+	hold, took, bytes := n.hold, n.took, n.bytes[root]
+	n.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return walk.Usage{}, ctx.Err()
+		}
+	}
+	if took > 0 {
+		time.Sleep(took) //nolint:forbidigo // time is the bubble's
+	}
+	return walk.Usage{Bytes: bytes, Inodes: 3, Finished: time.Now()}, nil
+}
+
+func newObserver(n *node) *observer {
+	n.walks, n.bytes = map[string]int{}, map[string]int64{}
+	return &observer{
+		configured:  config.Default().Filesystems,
+		period:      10 * time.Second,
+		corePercent: 50,
+		store:       n,
+		filesystems: n,
+		mountpoints: func(context.Context) ([]string, []string, error) { return []string{"/images"}, nil, nil },
+		walk:        n.walk,
+		log:         zap.NewNop(),
+		wanted:      make(chan struct{}, 1),
+		layers:      map[layerID]*layerState{},
+	}
+}
+
+func container(id string) snapshot.Layer {
+	return snapshot.Layer{Snapshotter: "overlayfs", Key: id, Class: snapshot.Container, ContainerID: id, CreatedAt: time.Unix(1, 0)}
+}
+
+// start primes and runs an observer in a bubble of fake time.
+func start(t *testing.T, o *observer) {
+	t.Helper()
+	if err := o.prime(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { o.run(ctx) })
+	t.Cleanup(func() { cancel(); done.Wait() })
+	synctest.Wait()
+}
+
+func TestFactsAreThereBeforeTheFirstMeasurement(t *testing.T) {
+	t.Parallel()
+	o := newObserver(&node{})
+	if err := o.prime(); err != nil {
+		t.Fatal(err)
+	}
+	f := o.Facts()
+	if f.Images.Mountpoint == "" || f.Containers.Mountpoint == "" || f.Images.Used != nil || f.Containers.Used != nil {
+		t.Errorf("facts %+v, want mountpoints and no usage", f)
+	}
+}
+
+func TestLayersAreMeasuredOncePerPeriod(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}}}
+		o := newObserver(n)
+		n.set("/layers/a", 5000)
+		start(t, o)
+		want := diskstats.Layer{
+			Mountpoint: "/layers", CapacityBytes: 1 << 30,
+			Used: &diskstats.Usage{Bytes: 5000, Inodes: 3, At: time.Now()},
+		}
+		if diff := cmp.Diff(want, o.Facts().Layers["a"]); diff != "" {
+			t.Errorf("layer (-want +got):\n%s", diff)
+		}
+		if got := o.Facts().Images.Used; got == nil || got.Bytes != 1000 {
+			t.Errorf("images use %+v, want the committed layer's 1000", got)
+		}
+		if got := o.Facts().Containers.Used; got == nil || got.Bytes != 5000 {
+			t.Errorf("containers use %+v, want 5000", got)
+		}
+		time.Sleep(100 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if got := n.walked("/layers/a"); got < 10 || got > 11 {
+			t.Errorf("%d walks in 100 s, want one each 10 s", got)
+		}
+	})
+}
+
+func TestANewContainerIsMeasuredSoonWhenWanted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := newObserver(n)
+		start(t, o)
+		n.mu.Lock()
+		n.layers = append(n.layers, container("b"))
+		n.mu.Unlock()
+		for range 100 {
+			o.Wanted() // never blocks
+		}
+		time.Sleep(2 * passGapMin) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if o.Facts().Layers["b"].Used == nil {
+			t.Error("the new container is not measured")
+		}
+		if n.walked("/layers/a") != 1 {
+			t.Errorf("the old container was measured %d times, want 1: its period is not over", n.walked("/layers/a"))
+		}
+	})
+}
+
+func TestMeasuringKeepsToItsShare(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}, took: 10 * time.Second}
+		o := newObserver(n)
+		o.corePercent = 10
+		start(t, o)
+		time.Sleep(1000 * time.Second) //nolint:forbidigo // time is the bubble's
+		// A pass walks the layer and the content store: 20 s. With a tenth of
+		// a core there is one every 220 s.
+		if got := n.walked("/layers/a"); got < 4 || got > 6 {
+			t.Errorf("%d passes of 20 s in 1000 s with 10 %% of a core", got)
+		}
+	})
+}
+
+// TestAnswersNeverWaitForAWalk holds the walker and asks for facts.
+func TestAnswersNeverWaitForAWalk(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := newObserver(n)
+		n.set("/layers/a", 5000)
+		start(t, o)
+		measuredAt := time.Now()
+		n.mu.Lock()
+		n.hold = make(chan struct{})
+		n.mu.Unlock()
+		time.Sleep(60 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if n.walked("/layers/a") != 2 {
+			t.Fatalf("%d walks, want a second one that is held", n.walked("/layers/a"))
+		}
+		got := o.Facts().Layers["a"].Used
+		if want := (&diskstats.Usage{Bytes: 5000, Inodes: 3, At: measuredAt}); !cmp.Equal(want, got) {
+			t.Errorf("facts %+v, want the last good ones with their time %+v", got, want)
+		}
+	})
+}
+
+func TestLastGoodFiguresStayWhileTheStoreFails(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := newObserver(n)
+		n.set("/layers/a", 5000)
+		start(t, o)
+		n.mu.Lock()
+		n.fail = errors.New("runtime is down")
+		n.mu.Unlock()
+		time.Sleep(30 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if got := o.Facts().Layers["a"].Used; got == nil || got.Bytes != 5000 {
+			t.Errorf("facts %+v, want the last good ones", got)
+		}
+		if p := o.newest.Load(); p.problem != "runtime is down" {
+			t.Errorf("problem %q", p.problem)
+		}
+		n.mu.Lock()
+		n.fail, n.layers = nil, nil
+		n.mu.Unlock()
+		time.Sleep(30 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if got, ok := o.Facts().Layers["a"]; ok {
+			t.Errorf("a container that is gone is still told of: %+v", got)
+		}
+		if p := o.newest.Load(); p.problem != "" {
+			t.Errorf("problem %q after it was over", p.problem)
+		}
+	})
+}
+
+func TestContainersAreWhereMostLayersAre(t *testing.T) {
+	t.Parallel()
+	fs := func(d fsstats.Device, mountpoint string) *fsstats.Filesystem {
+		return &fsstats.Filesystem{Device: d, Mountpoint: mountpoint}
+	}
+	cases := []struct {
+		name  string
+		where []*fsstats.Filesystem
+		want  string
+	}{
+		{"no containers", nil, ""},
+		{"with the images: named as the images are", []*fsstats.Filesystem{fs(imagesDevice, "/images")}, "/images"},
+		{"all elsewhere", []*fsstats.Filesystem{fs(containersDevice, "/layers"), fs(containersDevice, "/layers")}, "/layers"},
+		{"most elsewhere", []*fsstats.Filesystem{fs(imagesDevice, "/images"), fs(containersDevice, "/layers"), fs(containersDevice, "/layers")}, "/layers"},
+		{"as many here as there: the same each time", []*fsstats.Filesystem{fs(imagesDevice, "/images"), fs(containersDevice, "/layers")}, "/images"},
+		{"not looked at yet", []*fsstats.Filesystem{nil}, ""},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o := newObserver(&node{})
+			o.imagePath = "/images"
+			for i, f := range tc.where {
+				l := container(fmt.Sprint(i))
+				o.layers[layerID{key: l.Key}] = &layerState{layer: l, filesystem: f}
+			}
+			if got := o.containerPath(); got != tc.want {
+				t.Errorf("containers are at %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestASumWithoutOneFigureIsNoSum: while one layer is not measured the total
+// would be too small, so there is none.
+func TestASumWithoutOneFigureIsNoSum(t *testing.T) {
+	t.Parallel()
+	n := &node{}
+	layout, err := n.Resolve(map[fsstats.Role]string{fsstats.NodeFS: "/", fsstats.ImageFS: "/images", fsstats.ContainerFS: "/layers"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, _ := n.FilesystemOf("/layers/x") //nolint:errcheck // never fails
+	measured := layerState{layer: container("a"), filesystem: &there, used: &diskstats.Usage{Bytes: 5, At: time.Unix(5, 0)}}
+	unmeasured := layerState{layer: container("b"), filesystem: &there}
+	p := assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []layerState{measured}})
+	if got := p.facts.Containers.Used; got == nil || got.Bytes != 5 || !got.At.Equal(time.Unix(5, 0)) {
+		t.Errorf("one layer: %+v, want 5 bytes of its time", got)
+	}
+	p = assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []layerState{measured, unmeasured}})
+	if got := p.facts.Containers.Used; got != nil {
+		t.Errorf("one of two layers measured: %+v, want nothing", got)
+	}
+	classes := p.classes[containersDevice]
+	want := []ClassUsage{{Class: classContainers, Bytes: 5, Unmeasured: 1}, {Class: classRest, Bytes: 1<<20 - 5}}
+	if diff := cmp.Diff(want, classes); diff != "" {
+		t.Errorf("classes (-want +got):\n%s", diff)
+	}
+}

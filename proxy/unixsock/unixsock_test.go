@@ -1,0 +1,148 @@
+package unixsock
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestListenReplacesADeadSocketOnly(t *testing.T) {
+	t.Parallel()
+	live := func(t *testing.T, path string) {
+		t.Helper()
+		l, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() }) //nolint:errcheck // end of test
+	}
+	cases := []struct {
+		name    string
+		prepare func(t *testing.T, path string)
+		want    error
+	}{
+		{"nothing there", func(*testing.T, string) {}, nil},
+		{"dead socket", func(t *testing.T, path string) {
+			t.Helper()
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
+		{"live socket", live, ErrInUse},
+		{"live datagram socket", func(t *testing.T, path string) {
+			t.Helper()
+			c, err := net.ListenPacket("unixgram", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = c.Close() }) //nolint:errcheck // end of test
+		}, ErrInUse},
+		{"file", func(t *testing.T, path string) {
+			t.Helper()
+			if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, ErrNotSocket},
+		{"folder", func(t *testing.T, path string) {
+			t.Helper()
+			if err := os.Mkdir(path, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, ErrNotSocket},
+		{"symlink to a live socket", func(t *testing.T, path string) {
+			t.Helper()
+			live(t, path+".real")
+			if err := os.Symlink(path+".real", path); err != nil {
+				t.Fatal(err)
+			}
+		}, ErrNotSocket},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "s")
+			tc.prepare(t, path)
+			before, _ := os.Lstat(path) //nolint:errcheck // may not exist
+			l, err := Listen(path, Access{UID: os.Getuid(), GID: os.Getgid(), Mode: 0o640})
+			if !errors.Is(err, tc.want) {
+				t.Fatalf("Listen: %v, want %v", err, tc.want)
+			}
+			if err != nil {
+				if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+					t.Errorf("what was there is no longer: %v", err)
+				}
+				return
+			}
+			defer l.Close() //nolint:errcheck // end of test
+			got, err := AccessOf(path)
+			if want := (Access{UID: os.Getuid(), GID: os.Getgid(), Mode: 0o640}); err != nil || !cmp.Equal(want, got) {
+				t.Errorf("access %v %v, want %v", got, err, want)
+			}
+			if alive, err := Alive(path); !alive || err != nil {
+				t.Errorf("alive: %v %v", alive, err)
+			}
+		})
+	}
+}
+
+func TestListenWithoutFolder(t *testing.T) {
+	t.Parallel()
+	_, err := Listen(filepath.Join(t.TempDir(), "missing", "s"), RootOnly)
+	if !errors.Is(err, ErrNoDirectory) {
+		t.Errorf("Listen: %v, want %v", err, ErrNoDirectory)
+	}
+}
+
+// TestRemoveLeavesASuccessorsSocket: a process that ends late must not take away
+// the socket of the one that came after it.
+func TestRemoveLeavesASuccessorsSocket(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	first, err := Listen(path, RootOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := Inode(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The old file stays open by another name, so that its number can't be used again.
+	if err := os.Link(path, path+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := Listen(path, RootOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close() //nolint:errcheck // end of test
+	if err := Remove(path, own); err != nil {
+		t.Fatal(err)
+	}
+	if alive, err := Alive(path); !alive || err != nil {
+		t.Errorf("the successor's socket is gone: %v %v", alive, err)
+	}
+	now, err := Inode(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Remove(path, now); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(path); !os.IsNotExist(err) {
+		t.Errorf("its own socket is still there: %v", err)
+	}
+	if err := Remove(path, now); err != nil {
+		t.Errorf("a second Remove: %v", err)
+	}
+}
