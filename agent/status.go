@@ -101,7 +101,7 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 	if s.Runtime.Error != "" {
 		runtime = "UNREACHABLE: " + s.Runtime.Error
 	}
-	out.printf("  %s -> %s (%s)\n", s.Listen, s.Runtime.Endpoint, runtime)
+	out.printf("  listens on %s\n  runtime is %s (%s)\n", s.Listen, s.Runtime.Endpoint, runtime)
 	out.printf("  %d calls, %d in flight, %d connections\n", s.Proxy.Calls, s.Proxy.CallsInFlight, s.Proxy.Connections)
 	for _, f := range s.Proxy.Fallbacks {
 		out.printf("  ! %d answers of %s went through uncorrected (%s)\n", f.Count, f.Method, f.Reason)

@@ -46,7 +46,8 @@ func TestStatusText(t *testing.T) {
 		Proxy: proxy.Counters{Calls: 12, CallsInFlight: 1, Connections: 2, Fallbacks: []proxy.Fallback{{Method: "/m", Reason: "slow", Count: 4}}},
 	}
 	want := `cleave 1.2.3, mode cri, pid 7, up 1m30s
-  unix:///c.sock -> unix:///r.sock (containerd v2.4.2)
+  listens on unix:///c.sock
+  runtime is unix:///r.sock (containerd v2.4.2)
   12 calls, 1 in flight, 2 connections
   ! 4 answers of /m went through uncorrected (slow)
 
