@@ -168,7 +168,7 @@ func TestRuntimeSocketMissingOrNoSocket(t *testing.T) {
 			if err != nil || !strings.Contains(s.Runtime.Error, tc.path) {
 				t.Errorf("status says %+v, %v", s.Runtime, err)
 			}
-			out, err := exec.CommandContext(ctx, c.Binary(), "doctor", "--config", filepath.Join(filepath.Dir(c.LogFile()), "config.yaml")).CombinedOutput()
+			out, err := exec.CommandContext(ctx, c.Binary(), "doctor", "--config", c.ConfigFile()).CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "fail  runtime socket") {
 				t.Errorf("doctor: %v\n%s", err, out)
 			}

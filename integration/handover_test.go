@@ -16,6 +16,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/lab/need"
 	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
 )
@@ -200,4 +201,38 @@ func waitForFile(ctx context.Context, t *testing.T, c *pod.Client, id, path stri
 		_, err := c.Exec(ctx, id, "/bin/cat", path)
 		return fmt.Sprint(err), err == nil
 	})
+}
+
+// TestHandoverToABrokenConfigurationIsNone breaks the configuration before the
+// handover: the new process ends at once, and the old one goes on.
+func TestHandoverToABrokenConfigurationIsNone(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	ctx := bounded(t)
+	c := alone(t, need.Lab(t), "/nonexistent/runtime.sock")
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, c)
+	before, err := c.Status(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.ConfigFile(), []byte("version: 1\nmode: perpetual motion\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Signal(ctx, syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the log", func() (string, bool) {
+		log := c.LogTail(10)
+		return log, strings.Contains(log, "no new process took over") && strings.Contains(log, "config.yaml:2:7")
+	})
+	after, err := c.Status(ctx)
+	if err != nil || after.PID != before.PID {
+		t.Errorf("process %d answers (%v), want the old one, %d", after.PID, err, before.PID)
+	}
+	if _, err := dial(t, c.Endpoint()).Runtime.Version(ctx, versionRequest); codeOf(err) != codes.Unavailable || !strings.Contains(err.Error(), "/nonexistent/runtime.sock") {
+		t.Errorf("a call after it: %v", err)
+	}
 }

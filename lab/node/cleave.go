@@ -249,6 +249,9 @@ func (c *Cleave) Socket() string { return c.cfg.Listen.Endpoint.Path() }
 // Config is the configuration that it runs with.
 func (c *Cleave) Config() config.Config { return c.cfg }
 
+// ConfigFile is the path of the configuration file that it is started with.
+func (c *Cleave) ConfigFile() string { return filepath.Join(filepath.Dir(c.log), "config.yaml") }
+
 // Binary is the path of the program.
 func (c *Cleave) Binary() string { return c.binary }
 
