@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/cleave-cri/cleave/lab/pod"
+)
+
+const (
+	// writeLimit is how long a workload may take to write.
+	writeLimit = time.Minute
+	// askEvery is the time between two questions.
+	askEvery = 250 * time.Millisecond
+	// settleLimit is how long both sides may take to know all figures.
+	settleLimit = 25 * time.Second
+	// blindLimit is how long the blind spot is waited for after containerd has the other figures: it looks every
+	// 10 s (CTD-5), so this is one more time.
+	blindLimit = 11 * time.Second
+)
+
+// look asks the same questions directly and through cleave.
+type look struct {
+	*demo
+	direct, through *pod.Client
+	running         []running
+}
+
+// observe runs the workloads and returns what was written and what was said.
+func (l *look) observe(ctx context.Context) (report, error) {
+	// The one with the most files first: it has begun to churn when the others are done.
+	for _, w := range slices.Backward(workloads()) {
+		r, err := l.start(ctx, w)
+		if err != nil {
+			return report{}, err
+		}
+		l.running = append([]running{r}, l.running...)
+		l.progress.step("pod %-7swrites %s", w.name, w.does())
+	}
+	for _, r := range l.running {
+		if err := l.waitWritten(ctx, r); err != nil {
+			return report{}, err
+		}
+	}
+	l.progress.step("all is written; the same is asked directly and through cleave, now and again")
+	rep := report{dir: l.lab.Dir()}
+	var err error
+	if rep.atOnce, err = l.askLayers(ctx); err != nil {
+		return report{}, err
+	}
+	if err := l.settle(ctx, &rep); err != nil {
+		return report{}, err
+	}
+	return rep, nil
+}
+
+// say tells of news while one waits.
+func (l *look) say(rep report, n news) {
+	if n.through {
+		l.progress.step("cleave has the right figures of all, %s after they were written", seconds(rep.throughKnew))
+	}
+	if n.direct {
+		l.progress.step("containerd has looked too, %s after; does it see the pod that churns?", seconds(rep.directKnew))
+	}
+}
+
+// askLayers asks both sides for every container's writable layer, and du.
+func (l *look) askLayers(ctx context.Context) ([]layer, error) {
+	var out []layer
+	for _, r := range l.running {
+		direct, err := layerOf(ctx, l.direct, r.containerID)
+		if err != nil {
+			return nil, err
+		}
+		through, err := layerOf(ctx, l.through, r.containerID)
+		if err != nil {
+			return nil, err
+		}
+		real, err := du(ctx, r.upper)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, layer{name: r.name, wrote: r.does(), churn: r.churn, du: real, direct: direct, through: through})
+	}
+	return out, nil
+}
+
+// settle asks until both sides know all figures and the blind spot has shown
+// itself or had its chance, and keeps the last answers.
+func (l *look) settle(ctx context.Context, rep *report) error {
+	written := time.Now()
+	tick := time.NewTicker(askEvery)
+	defer tick.Stop()
+	for {
+		layers, err := l.askLayers(ctx)
+		if err != nil {
+			return err
+		}
+		since := time.Since(written)
+		l.say(*rep, rep.note(layers, since))
+		if done(*rep, layers, since) {
+			return l.collect(ctx, rep, written)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// done decides whether enough was asked.
+func done(rep report, layers []layer, since time.Duration) bool {
+	if since > settleLimit {
+		return true
+	}
+	if rep.directKnew == 0 || !known(layers, throughSide) {
+		return false
+	}
+	return lost(layers) && since > rep.directKnew+time.Second || since > rep.directKnew+blindLimit
+}
+
+// collect asks everything once more, so that all figures are of one moment.
+func (l *look) collect(ctx context.Context, rep *report, written time.Time) error {
+	var err error
+	if rep.layers, err = l.askLayers(ctx); err != nil {
+		return err
+	}
+	if rep.direct, err = imageFsInfo(ctx, l.direct); err != nil {
+		return err
+	}
+	if rep.through, err = imageFsInfo(ctx, l.through); err != nil {
+		return err
+	}
+	rep.later = time.Since(written)
+	l.say(*rep, rep.note(rep.layers, rep.later))
+	return l.weigh(ctx, rep)
+}
+
+// weigh measures with du and statfs what is on the disks.
+func (l *look) weigh(ctx context.Context, rep *report) error {
+	snapshots, err := filepath.Glob(filepath.Join(l.node.Disks[imagesDisk].Path(), "overlayfs", "snapshots", "*", "fs"))
+	if err != nil {
+		return err
+	}
+	var uppers, sandboxes, logs, volumes []string
+	for _, r := range l.running {
+		uppers, sandboxes = append(uppers, r.upper), append(sandboxes, r.sandboxUpper)
+		logs, volumes = append(logs, r.logs), append(volumes, r.volumes)
+		rep.volumeMiB, rep.logLines = rep.volumeMiB+r.volumeMiB, rep.logLines+r.logLines
+	}
+	images := slices.DeleteFunc(snapshots, func(path string) bool {
+		return slices.Contains(uppers, path) || slices.Contains(sandboxes, path)
+	})
+	for _, m := range []struct {
+		to    *amount
+		paths []string
+	}{
+		{&rep.imageLayers, images},
+		{&rep.sandboxes, sandboxes},
+		{&rep.content, []string{filepath.Join(l.node.Runtime.Root(), "io.containerd.content.v1.content")}},
+		{&rep.logs, logs},
+		{&rep.volumes, volumes},
+	} {
+		if *m.to, err = du(ctx, m.paths...); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{imagesDisk, nodeDisk} {
+		d := filesystem{name: name, device: l.node.Disks[name].Device()}
+		if d.used, err = statfs(l.node.Disks[name].Path()); err != nil {
+			return fmt.Errorf("weigh the disk %s: %w", name, err)
+		}
+		rep.disks = append(rep.disks, d)
+	}
+	return nil
+}

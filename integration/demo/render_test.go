@@ -1,0 +1,190 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const mib = 1 << 20
+
+// seen is a run with all blind spots, with figures made up for the test.
+func seen() report {
+	given := func(bytes, inodes uint64) figure {
+		return figure{amount: amount{bytes, inodes}, given: true, timestamp: 1, mountpoint: "/lab/1/images/fs/overlayfs"}
+	}
+	blind := figure{given: true, mountpoint: "/lab/1/images/fs/overlayfs"}
+	layers := func(small, churn figure, smallThrough, churnThrough figure) []layer {
+		return []layer{
+			{name: "small", wrote: "5 MiB", du: amount{5 * mib, 5}, direct: small, through: smallThrough},
+			{name: "churn", wrote: "60 MiB, 3000 files, some come and go", churn: true, du: amount{72 * mib, 3100}, direct: churn, through: churnThrough},
+		}
+	}
+	return report{
+		dir:        "/lab/1",
+		atOnce:     layers(blind, blind, figure{}, figure{}),
+		layers:     layers(given(5*mib, 5), blind, given(5*mib, 5), given(72*mib, 3050)),
+		later:      10300 * time.Millisecond,
+		directKnew: 9250 * time.Millisecond, throughKnew: 310 * time.Millisecond,
+		direct:      fsInfo{images: []figure{given(19*mib, 511)}},
+		through:     fsInfo{images: []figure{given(20*mib, 512)}, containers: []figure{given(79*mib, 3061)}},
+		imageLayers: amount{12 * mib, 500}, content: amount{8 * mib, 12}, sandboxes: amount{2 * mib, 6},
+		volumes: amount{10 * mib, 10}, logs: amount{181248, 6}, volumeMiB: 10, logLines: 4000,
+		disks: []filesystem{
+			{name: "images", device: "/dev/loop0", used: amount{103 * mib, 5780}},
+			{name: "node", device: "/dev/loop1", used: amount{11 * mib, 33}},
+		},
+	}
+}
+
+// lucky is a run on which containerd looked just in time and was not disturbed.
+func lucky() report {
+	r := seen()
+	for i := range r.layers {
+		r.layers[i].direct = r.layers[i].through
+	}
+	r.atOnce = r.layers
+	r.direct.images[0].amount = amount{91 * mib, 3700}
+	r.direct.containers = r.through.containers
+	return r
+}
+
+// broken is a run on which cleave was wrong.
+func broken() report {
+	r := seen()
+	r.throughKnew, r.directKnew = 0, 0
+	r.layers[0].through = figure{}
+	r.layers[1].through.mountpoint = "/elsewhere"
+	r.through.containers = nil
+	r.direct.images[0].amount.bytes = 99 * mib
+	return r
+}
+
+func TestRender(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		report report
+	}{{"seen", seen()}, {"lucky", lucky()}, {"broken", broken()}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got := intro(tc.name == "lucky") + tc.report.render() + renderClaims(tc.report.claims())
+			golden := filepath.Join("testdata", tc.name+".golden")
+			if *update {
+				if err := os.WriteFile(golden, []byte(got), 0o644); err != nil { //nolint:gosec // read by all
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got); diff != "" {
+				t.Errorf("(-want +got), -update writes it anew:\n%s", diff)
+			}
+			for line := range strings.Lines(got) {
+				if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > pageColumns {
+					t.Errorf("%d columns: %s", n, line)
+				}
+			}
+		})
+	}
+}
+
+// TestClaims shows that the demo fails when cleave is wrong.
+func TestClaims(t *testing.T) {
+	t.Parallel()
+	if err := failed(seen().claims()); err != nil {
+		t.Error(err)
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*report)
+		want   string
+	}{
+		{"no image list", func(r *report) { r.through.images = nil }, "the list of image filesystems"},
+		{"no container list", func(r *report) { r.through.containers = nil }, "the list of container filesystems"},
+		{"no timestamp", func(r *report) { r.through.images[0].timestamp = 0 }, "the list of image filesystems"},
+		{"no mountpoint", func(r *report) { r.through.containers[0].mountpoint = "" }, "the list of container filesystems"},
+		{"sum too large", func(r *report) { r.through.containers[0].bytes += 2 * mib }, "the list of container filesystems"},
+		{"layer not given", func(r *report) { r.layers[0].through.given = false }, "the figure of small"},
+		{"layer at timestamp 0", func(r *report) { r.layers[1].through.timestamp = 0 }, "the figure of churn"},
+		{"more than 64Ki from little", func(r *report) { r.layers[0].through.bytes -= 70 << 10 }, "the figure of small"},
+		{"more than 1 % from much", func(r *report) { r.layers[1].through.bytes += mib }, "the figure of churn"},
+		{"layer elsewhere", func(r *report) { r.layers[0].through.mountpoint = "/x" }, "the layer of small"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			r := seen()
+			tc.change(&r)
+			if err := failed(r.claims()); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q named", err, tc.want)
+			}
+		})
+	}
+	for name, change := range map[string]func(*report){
+		"64Ki from little": func(r *report) { r.layers[0].through.bytes -= 64 << 10 },
+		"half a percent":   func(r *report) { r.layers[1].through.bytes += 360 << 10 },
+	} {
+		r := seen()
+		change(&r)
+		if err := failed(r.claims()); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestDone shows when one has asked long enough.
+func TestDone(t *testing.T) {
+	t.Parallel()
+	r, unseen := seen(), seen()
+	unseen.layers[1].direct = unseen.layers[1].through
+	for _, tc := range []struct {
+		name   string
+		knew   time.Duration
+		layers []layer
+		since  time.Duration
+		want   bool
+	}{
+		{"containerd has not looked", 0, r.layers, 8 * time.Second, false},
+		{"it may be about to see the one that churns", 5 * time.Second, r.layers, 5500 * time.Millisecond, false},
+		{"it has lost it", 5 * time.Second, r.layers, 7 * time.Second, true},
+		{"it was lucky, and looks again", 5 * time.Second, unseen.layers, 14 * time.Second, false},
+		{"it was lucky twice", 5 * time.Second, unseen.layers, 17 * time.Second, true},
+		{"cleave does not know", 5 * time.Second, r.atOnce, 17 * time.Second, false},
+		{"nothing comes any more", 0, r.atOnce, 26 * time.Second, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			if got := done(report{directKnew: tc.knew}, tc.layers, tc.since); got != tc.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
+
+func TestOnlyGone(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name, in string
+		want     bool
+	}{
+		{"nothing was said", "", false},
+		{"files have gone", "du: cannot access '/a': No such file or directory\ndu: cannot access '/b': No such file or directory\n", true},
+		{"something else too", "du: cannot access '/a': No such file or directory\ndu: cannot read directory '/b': Permission denied\n", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			if got := onlyGone(tc.in); got != tc.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
