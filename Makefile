@@ -30,9 +30,10 @@ build: ## Build bin/cleave
 	@echo "built bin/cleave $(VERSION)"
 
 .PHONY: demo
-demo: deps ## A node with two disks, in one command; KEEP=1 leaves it running
+demo: deps ## A node with two disks, in one command; KEEP=1 leaves it running, DOWN=1 takes that down
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null
-	@KEEP="$(KEEP)" go run ./integration/demo
+	@$(MAKE) -s build
+	@go run ./integration/demo -cleave bin/cleave $(if $(KEEP),-keep) $(if $(DOWN),-down)
 
 .PHONY: test
 test: ## Lint and all tests, against real binaries (this is what CI runs)
