@@ -64,6 +64,10 @@ type agent struct {
 	log       *zap.Logger
 	startedAt time.Time
 
+	// made are the socket files that this process made, by path, with their
+	// inode numbers.
+	made map[string]uint64
+
 	lock     *os.File
 	listen   *net.UnixListener
 	control  *net.UnixListener
@@ -86,9 +90,9 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 	if cfg.Memory.LimitBytes > 0 {
 		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
 	}
-	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now()}
+	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now(), made: map[string]uint64{}}
 	if err := a.open(inherited); err != nil {
-		return errors.Join(err, a.close())
+		return errors.Join(err, removeSockets(a.made), a.close())
 	}
 	return errors.Join(a.serve(ctx, inherited), a.close())
 }
@@ -118,7 +122,7 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 		return err
 	}
 	if !a.opt.Passthrough {
-		if a.control, err = takeOrListen(inherited, fileControl, a.cfg.Control.Endpoint.Path(), unixsock.RootOnly); err != nil {
+		if a.control, err = a.takeOrListen(inherited, fileControl, a.cfg.Control.Endpoint.Path(), unixsock.RootOnly); err != nil {
 			return err
 		}
 	}
@@ -128,7 +132,7 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 		a.log.Warn("the runtime's socket is not there yet", zap.Error(err))
 		access = unixsock.RootOnly
 	}
-	a.listen, err = takeOrListen(inherited, fileListen, a.cfg.Listen.Endpoint.Path(), access)
+	a.listen, err = a.takeOrListen(inherited, fileListen, a.cfg.Listen.Endpoint.Path(), access)
 	return err
 }
 
@@ -174,10 +178,10 @@ func (a *agent) interceptors() (map[string]proxy.AnswerFunc, error) {
 
 // takeOrListen returns the predecessor's listener if it is for the same path,
 // otherwise a new one.
-func takeOrListen(inherited *handover.Inheritance, name, path string, access unixsock.Access) (*net.UnixListener, error) {
+func (a *agent) takeOrListen(inherited *handover.Inheritance, name, path string, access unixsock.Access) (*net.UnixListener, error) {
 	f := inherited.Take(name)
 	if f == nil {
-		return unixsock.Listen(path, access)
+		return a.newListener(path, access)
 	}
 	l, err := net.FileListener(f)
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -190,7 +194,20 @@ func takeOrListen(inherited *handover.Inheritance, name, path string, access uni
 	if err := l.Close(); err != nil {
 		return nil, fmt.Errorf("give up the old %s socket: %w", name, err)
 	}
-	return unixsock.Listen(path, access)
+	return a.newListener(path, access)
+}
+
+func (a *agent) newListener(path string, access unixsock.Access) (*net.UnixListener, error) {
+	l, err := unixsock.Listen(path, access)
+	if err != nil {
+		return nil, err
+	}
+	inode, err := unixsock.Inode(path)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	a.made[path] = inode
+	return l, nil
 }
 
 // followAccess gives cleave's socket the owner and mode of the runtime's, which

@@ -72,9 +72,14 @@ type observer struct {
 	wanted chan struct{}
 
 	// Used by the one goroutine of run only.
-	layers    map[layerID]*layerState
-	failing   string
+	layers  map[layerID]*layerState
+	failing string
+	// imagePath is where images are, a guess until confirmed.
 	imagePath string
+	confirmed bool
+	// contentRoot and storeRead are from when the store was last read.
+	contentRoot string
+	storeRead   time.Time
 }
 
 // layerID names a snapshot for as long as it lives.
@@ -135,9 +140,12 @@ func (o *observer) prime() error {
 	if _, ok := layout.Get(fsstats.ContainerFS); !ok {
 		return fmt.Errorf("look at the filesystem of containers: %w", err)
 	}
-	o.newest.Store(assemble(observation{layout: layout}))
+	o.newest.Store(assemble(observation{layout: layout, guessed: o.guessed()}))
 	return nil
 }
+
+// guessed reports whether the place of images is known from nobody.
+func (o *observer) guessed() bool { return o.configured.ImageFS == "" && !o.confirmed }
 
 // run measures until ctx ends.
 func (o *observer) run(ctx context.Context) {
@@ -146,9 +154,13 @@ func (o *observer) run(ctx context.Context) {
 		o.pass(ctx)
 		cost := time.Since(began)
 		// Rest long enough that measuring takes no more than its share.
-		rest := max(cost*time.Duration(100/max(o.corePercent, 1)), passGapMin)
+		rest := max(cost*100/time.Duration(max(o.corePercent, 1)), passGapMin)
 		if !sleep(ctx, rest, nil) {
 			return
+		}
+		// While the runtime has said nothing yet everything waits for it.
+		if !o.confirmed {
+			continue
 		}
 		if !sleep(ctx, o.period-rest, o.wanted) {
 			return
@@ -214,22 +226,25 @@ func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask the runtime where images are: %w", err)
 	}
-	inv, err := o.store.Inventory(storeCtx)
-	if err != nil {
-		return nil, err
-	}
-	if len(images) > 0 && o.configured.ImageFS == "" {
-		o.imagePath = images[0]
+	if len(images) > 0 {
+		o.imagePath, o.confirmed = images[0], true
 	}
 	var problems []error
-	o.follow(storeCtx, inv.Layers)
+	// Without the store the layers known so far are still measured, and
+	// mountpoints are still right.
+	if inv, err := o.store.Inventory(storeCtx); err != nil {
+		problems = append(problems, err)
+	} else {
+		o.contentRoot, o.storeRead = inv.ContentRoot, now
+		o.follow(storeCtx, inv.Layers)
+	}
 	problems = append(problems, o.measureLayers(ctx, now)...)
 
-	layout, err := o.filesystems.Resolve(o.paths(o.containerPath(), inv.ContentRoot))
+	layout, err := o.filesystems.Resolve(o.paths(o.containerPath(), o.contentRoot))
 	if err != nil {
 		problems = append(problems, err)
 	}
-	content, err := o.measureContent(ctx, inv.ContentRoot)
+	content, err := o.measureContent(ctx, o.contentRoot)
 	if err != nil {
 		problems = append(problems, err)
 	}
@@ -241,7 +256,8 @@ func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
 		layers = append(layers, *l)
 	}
 	p := assemble(observation{
-		at:      now,
+		at:      o.storeRead,
+		guessed: o.guessed(),
 		layout:  layout,
 		layers:  layers,
 		content: content,

@@ -35,9 +35,11 @@ type ClassUsage struct {
 // observation is what one pass found out.
 type observation struct {
 	// at is when the store was read, zero while it was not yet.
-	at     time.Time
-	layout fsstats.Layout
-	layers []layerState
+	at time.Time
+	// guessed says that the place of images is not confirmed.
+	guessed bool
+	layout  fsstats.Layout
+	layers  []layerState
 	// content is nil while the content store is not measured.
 	content *diskstats.Usage
 	// devices are the filesystems of the paths that the runtime names.
@@ -58,6 +60,7 @@ func assemble(o observation) *picture {
 		Devices:    maps.Clone(o.devices),
 		Layers:     map[string]diskstats.Layer{},
 	}
+	facts.Images.Guessed, facts.Containers.Guessed = o.guessed, o.guessed
 	if facts.Devices == nil {
 		facts.Devices = map[string]string{}
 	}

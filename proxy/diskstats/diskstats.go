@@ -183,6 +183,9 @@ func (v *view) right(list []*runtimeapi.FilesystemUsage, store Store) bool {
 	if len(list) == 0 || slices.ContainsFunc(list, blind) {
 		return false
 	}
+	if store.Guessed {
+		return true
+	}
 	device, known := v.Devices[list[0].GetFsId().GetMountpoint()]
 	if !known {
 		v.missed = true
@@ -198,6 +201,9 @@ func (v *view) list(upstream []*runtimeapi.FilesystemUsage, own *runtimeapi.File
 	entry := &runtimeapi.FilesystemUsage{}
 	if own != nil {
 		entry = proto.CloneOf(own)
+	}
+	if named := own.GetFsId().GetMountpoint(); store.Guessed && named != "" {
+		store.Mountpoint = named
 	}
 	switch {
 	case store.Used != nil:

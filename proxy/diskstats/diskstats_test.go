@@ -62,6 +62,11 @@ func unmeasured(f *Facts) *Facts {
 	return f
 }
 
+func guessed(f *Facts) *Facts {
+	f.Images.Guessed, f.Containers.Guessed = true, true
+	return f
+}
+
 func TestT2_ImageFsInfoNamesBothFilesystems(t *testing.T) {
 	t.Parallel()
 	type info = runtimeapi.ImageFsInfoResponse
@@ -106,6 +111,18 @@ func TestT2_ImageFsInfoNamesBothFilesystems(t *testing.T) {
 		}, {
 			"filled with a path that nobody knows: not taken for wrong", split(),
 			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/new", sampled, 2, 2))},
+			nil,
+		}, {
+			"only guessed where: the runtime's own mountpoint goes first", guessed(unmeasured(split())),
+			&info{ImageFilesystems: list(entry("/custom", sampled, 5, 5))},
+			&info{ImageFilesystems: list(entry("/custom", sampled, 5, 5)), ContainerFilesystems: list(entry("/custom", sampled, 5, 5))},
+		}, {
+			"only guessed where, and the runtime says nothing", guessed(unmeasured(split())),
+			&info{},
+			&info{ImageFilesystems: list(entry("/images", measured, 150, 15)), ContainerFilesystems: list(entry("/containers", measured, 30, 3))},
+		}, {
+			"only guessed where, and the runtime fills both: unchanged", guessed(unmeasured(split())),
+			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/also/images", sampled, 2, 2))},
 			nil,
 		}, {
 			"filled wrongly by device", split(),

@@ -35,6 +35,9 @@ type Store struct {
 	// Mountpoint is the path to name: it exists and has a capacity. The same
 	// for both stores when they share a filesystem.
 	Mountpoint string
+	// Guessed says that nobody has confirmed the place yet, neither the
+	// runtime nor the configuration: what the runtime names itself goes first.
+	Guessed bool
 	// Device identifies the filesystem as in [Facts.Devices].
 	Device string
 	// Used is what the store's own things take, nil while not yet measured.
