@@ -38,6 +38,10 @@ type Config struct {
 	Env []string
 	// Files are more files, by absolute path; mode 0644, owner root. They replace the image's own.
 	Files map[string]string
+	// Programs are more programs, by absolute path; mode 0755, owner root.
+	Programs map[string]string
+	// SetUID are programs by absolute path that run as root whoever starts them (mode 4755, owner root).
+	SetUID map[string][]byte
 	// Labels of the image.
 	Labels map[string]string
 }
@@ -51,7 +55,7 @@ const (
 // Busybox builds an image of the machine's static busybox: all its programs in /bin, and what a container expects of a
 // root folder. The same busybox and Config give the same image.
 func Busybox(ctx context.Context, c Config) (v1.Image, error) {
-	content, err := busyboxLayer(ctx, c.Files)
+	content, err := busyboxLayer(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +103,7 @@ func Random(seed int64, layers int, layerBytes int64) (v1.Image, error) {
 }
 
 // busyboxLayer writes the layer as an uncompressed tar file.
-func busyboxLayer(ctx context.Context, extra map[string]string) ([]byte, error) {
+func busyboxLayer(ctx context.Context, c Config) ([]byte, error) {
 	path, err := busybox.Find()
 	if err != nil {
 		return nil, err
@@ -125,9 +129,15 @@ func busyboxLayer(ctx context.Context, extra map[string]string) ([]byte, error) 
 		}
 	}
 	files := map[string]string{"/etc/passwd": passwd, "/etc/group": group, "/etc/hosts": "", "/etc/hostname": "", "/etc/resolv.conf": ""}
-	maps.Copy(files, extra)
+	maps.Copy(files, c.Files)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		w.add(tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: 0o644}, []byte(files[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Programs)) {
+		w.add(tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: 0o755}, []byte(c.Programs[name]))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.SetUID)) {
+		w.add(tar.Header{Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: 0o4755}, c.SetUID[name])
 	}
 	if w.err == nil {
 		w.err = w.tar.Close()

@@ -48,6 +48,7 @@ func TestBusybox(t *testing.T) {
 		img, err := image.Busybox(t.Context(), image.Config{
 			User: "www-data", Cmd: []string{"true"}, Env: []string{"A=b"},
 			Files: map[string]string{"/etc/motd": "hi\n", "/etc/hostname": "lab\n"},
+			Programs: map[string]string{"/bin/greet": "#!/bin/sh\n"}, SetUID: map[string][]byte{"/bin/become": []byte("elf")},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -66,7 +67,7 @@ func TestBusybox(t *testing.T) {
 	if got := file.Config; got.User != "www-data" || strings.Join(got.Cmd, " ") != "true" || strings.Join(got.Env, " ") != "PATH=/bin A=b" {
 		t.Errorf("configuration is %+v", got)
 	}
-	content := map[string]string{}
+	content, mode := map[string]string{}, map[string]int64{}
 	reader := tar.NewReader(mutate.Extract(img))
 	for {
 		h, err := reader.Next()
@@ -80,11 +81,17 @@ func TestBusybox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		content["/"+strings.Trim(h.Name, "/")] = h.Linkname + string(body)
+		name := "/" + strings.Trim(h.Name, "/")
+		content[name], mode[name] = h.Linkname+string(body), h.Mode
 	}
 	for path, want := range map[string]string{"/etc/motd": "hi\n", "/etc/hostname": "lab\n", "/bin/sh": "busybox", "/bin/sleep": "busybox"} {
 		if got := content[path]; got != want {
 			t.Errorf("%s is %q, want %q", path, got, want)
+		}
+	}
+	for path, want := range map[string]int64{"/etc/motd": 0o644, "/bin/greet": 0o755, "/bin/become": 0o4755} {
+		if got := mode[path]; got != want {
+			t.Errorf("the mode of %s is %#o, want %#o", path, got, want)
 		}
 	}
 	if _, ok := content["/tmp"]; !ok || !strings.HasPrefix(content["/etc/passwd"], "root:") {

@@ -1,5 +1,5 @@
 // Package distro sees to the programs that tests and the demo take from the distribution: runc, a static busybox, the
-// filesystem tools, a C compiler for the race detector. As root on a Debian machine it installs what is missing.
+// filesystem tools, CNI plugins, a C compiler for the race detector. As root on a Debian machine it installs what is missing.
 package distro
 
 import (
@@ -30,6 +30,9 @@ func needs() []need {
 		{"xfsprogs", "mkfs.xfs", command("mkfs.xfs")},
 		{"btrfs-progs", "mkfs.btrfs", command("mkfs.btrfs")},
 		{"mount", "losetup", command("losetup")},
+		{"util-linux", "nsenter, ipcmk", func() bool { return command("nsenter")() && command("ipcmk")() }},
+		{"containernetworking-plugins", "CNI plugins", func() bool { return exists("/usr/lib/cni/ptp") && exists("/usr/lib/cni/portmap") }},
+		{"iptables", "iptables", command("iptables")},
 		{"gcc", "a C compiler", command("gcc")},
 		{"libc6-dev", "the C library's headers", func() bool { return exists("/usr/include/stdlib.h") }},
 	}
