@@ -47,7 +47,7 @@ func TestBusybox(t *testing.T) {
 	build := func() v1.Image {
 		img, err := image.Busybox(t.Context(), image.Config{
 			User: "www-data", Cmd: []string{"true"}, Env: []string{"A=b"},
-			Files: map[string]string{"/etc/motd": "hi\n", "/etc/hostname": "lab\n"},
+			Files:    map[string]string{"/etc/motd": "hi\n", "/etc/hostname": "lab\n"},
 			Programs: map[string]string{"/bin/greet": "#!/bin/sh\n"}, SetUID: map[string][]byte{"/bin/become": []byte("elf")},
 		})
 		if err != nil {
