@@ -72,8 +72,10 @@ func interleave(ctx context.Context, ways []*way, calls int, do call) error {
 			}
 		}
 	}
-	for range calls {
-		for _, w := range ways {
+	for i := range calls {
+		for j := range ways {
+			// Each way comes as often after each other one.
+			w := ways[(i+j)%len(ways)]
 			began := time.Now()
 			if err := do(ctx, w.conn); err != nil {
 				return fmt.Errorf("%s: %w", w.name, err)
