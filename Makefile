@@ -51,7 +51,7 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 	exit $$rc
 
 # Both kinds of tests: gotestsum shows each package as it ends, each failure in full, and keeps every event.
-gotestsum = "$$($(TOOLCHAIN) get gotestsum)" --format pkgname --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json -- -race
+gotestsum = "$$($(TOOLCHAIN) get gotestsum)" --format $(or $(2),pkgname) --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json -- -race
 
 .PHONY: test-unit
 test-unit: ## Tests of all packages (some need root)
@@ -61,17 +61,17 @@ test-unit: ## Tests of all packages (some need root)
 
 .PHONY: test-integration
 test-integration: ## Tests against real containerd, runc and critest (root)
-	@echo "test-integration: cleave between real clients and a real containerd"
+	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so six at a time"
 	@mkdir -p $(RESULTS)
 	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
-	@$(call gotestsum,integration) -timeout 30m ./integration/...
+	@$(call gotestsum,integration) -timeout 30m -parallel 6 ./integration/...
 
 .PHONY: test-critest
-test-critest: deps ## The full list of critest specs, direct and through cleave (root; long)
+test-critest: deps ## All critest specs, direct and through cleave, compared (root; 5 minutes)
 	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
 	@echo "test-critest: every spec twice, directly and through cleave"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_CRITEST=full $(call gotestsum,critest) -timeout 60m -count=1 -v -run '^TestCritest' ./integration/...
+	@CLEAVE_CRITEST=full $(call gotestsum,critest,standard-verbose) -timeout 60m -count=1 -run '^TestCritest' ./integration
 
 .PHONY: summary
 summary:
@@ -84,9 +84,9 @@ bench: ## All Go benchmarks, with allocations
 	go test -run '^$$' -bench . -benchmem ./...
 
 .PHONY: bench-proxy
-bench-proxy: deps ## What the proxy costs: direct and through cleave, interleaved (root)
+bench-proxy: deps build ## What the proxy costs: direct and through cleave, interleaved (root)
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null
-	@go run ./integration/bench
+	@go run ./integration/bench -cleave bin/cleave proxy
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
