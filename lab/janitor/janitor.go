@@ -150,7 +150,7 @@ func makeRun(ctx context.Context, base string) (*Run, error) {
 	}
 	var err error
 	if run.lock, err = flock(ctx, filepath.Join(run.dir, lockFile)); err != nil {
-		return nil, err // the next run takes the empty folder for a stale one
+		return nil, err // a later run takes the empty folder for a stale one
 	}
 	return run, nil
 }
@@ -317,7 +317,7 @@ func claimStale(base string) ([]claim, error) {
 		if _, err := os.Lstat(filepath.Join(dir, keepFile)); err == nil {
 			continue
 		}
-		lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+		lock, err := openLock(dir)
 		if err != nil {
 			continue // cleaned by its own janitor in this moment
 		}
@@ -328,6 +328,21 @@ func claimStale(base string) ([]claim, error) {
 		claims = append(claims, claim{dir, lock})
 	}
 	return claims, nil
+}
+
+// openLock opens a run's lock. A run without one is being removed by its janitor, which would stumble over a new file in
+// it; or that janitor was killed, so after its time the lock is made again.
+func openLock(dir string) (*os.File, error) {
+	path := filepath.Join(dir, lockFile)
+	lock, err := os.OpenFile(path, os.O_RDWR, 0)
+	if !errors.Is(err, os.ErrNotExist) {
+		return lock, err
+	}
+	info, statErr := os.Lstat(dir)
+	if statErr != nil || time.Since(info.ModTime()) < cleanLimit {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 }
 
 // base makes the folder of all runs and checks that it is ours: in a temporary folder others could have made it.

@@ -334,3 +334,36 @@ func janitorOf(t *testing.T, dir string) int {
 	t.Fatal("no janitor found")
 	return 0
 }
+
+// A run's janitor that was removing its folder failed with "directory not
+// empty": another run that started in this moment had made the lock again.
+func TestFolderThatIsBeingRemovedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	base := t.TempDir()
+	start := func() {
+		run, err := janitor.Start(t.Context(), janitor.Options{Base: base})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := run.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := filepath.Join(base, "0123abcd")
+	if err := os.MkdirAll(filepath.Join(dir, "not-yet-removed"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start()
+	if exists(filepath.Join(dir, "lock")) || !exists(filepath.Join(dir, "not-yet-removed")) {
+		t.Error("a start meddled with a folder that is being removed")
+	}
+	long := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(dir, long, long); err != nil {
+		t.Fatal(err)
+	}
+	start()
+	if exists(dir) {
+		t.Error("a folder whose janitor was killed while removing it stays")
+	}
+}
