@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -178,6 +179,7 @@ func critestBothWays(t *testing.T, names []string) (direct, through map[string]s
 	if err != nil {
 		t.Fatal(err)
 	}
+	removeCgroupsAtEnd(t)
 	var own *enclave.Enclave
 	n := startNode(t, node.Options{Runtime: func(o *runtime.Options, _ map[string]*disk.Disk) { own = withNetwork(t, o) }})
 	// The registry is the machine's, containerd is in the namespace.
@@ -417,6 +419,35 @@ func removeAllPods(t *testing.T, n *node.Node) {
 			t.Errorf("remove pod %s, left by a spec: %v", p.GetMetadata().GetName(), err)
 		}
 	}
+}
+
+// removeCgroupsAtEnd removes the folder that containerd makes in each hierarchy
+// for pods without a cgroup parent, which is what critest's are: if it was not
+// there before and nobody else uses it.
+func removeCgroupsAtEnd(t *testing.T) {
+	t.Helper()
+	folders := func() []string {
+		var all []string
+		for _, pattern := range []string{"/sys/fs/cgroup/k8s.io", "/sys/fs/cgroup/*/k8s.io"} {
+			found, err := filepath.Glob(pattern)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, found...)
+		}
+		return all
+	}
+	before := folders()
+	t.Cleanup(func() {
+		for _, f := range folders() {
+			if slices.Contains(before, f) {
+				continue
+			}
+			if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Logf("a cgroup of containerd's stays: %v", err)
+			}
+		}
+	})
 }
 
 // cannotPass reads the table of docs/critest.md: the state of each spec that
