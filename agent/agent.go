@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -68,6 +69,9 @@ type agent struct {
 	// inode numbers.
 	made map[string]uint64
 
+	// listening says that cleave's socket is there and still this process's.
+	listening atomic.Bool
+
 	lock     *os.File
 	listen   *net.UnixListener
 	control  *net.UnixListener
@@ -100,7 +104,7 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 // open makes all parts, without serving anybody yet.
 func (a *agent) open(inherited *handover.Inheritance) error {
 	var err error
-	if a.upstream, err = dialRuntime(a.cfg.Runtime.Endpoint.Path()); err != nil {
+	if a.upstream, err = dialRuntime(a.cfg.Runtime.Endpoint.Path(), a.followAccess); err != nil {
 		return err
 	}
 	if !a.opt.Passthrough {
@@ -132,8 +136,11 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 		a.log.Warn("the runtime's socket is not there yet", zap.Error(err))
 		access = unixsock.RootOnly
 	}
-	a.listen, err = a.takeOrListen(inherited, fileListen, a.cfg.Listen.Endpoint.Path(), access)
-	return err
+	if a.listen, err = a.takeOrListen(inherited, fileListen, a.cfg.Listen.Endpoint.Path(), access); err != nil {
+		return err
+	}
+	a.listening.Store(true)
+	return nil
 }
 
 // openState locks the state folder.
@@ -211,8 +218,11 @@ func (a *agent) newListener(path string, access unixsock.Access) (*net.UnixListe
 }
 
 // followAccess gives cleave's socket the owner and mode of the runtime's, which
-// may have come after it.
+// may have come after it. It is called at each connect to the runtime.
 func (a *agent) followAccess() {
+	if !a.listening.Load() {
+		return
+	}
 	access, err := unixsock.AccessOf(a.cfg.Runtime.Endpoint.Path())
 	if err == nil {
 		err = access.Apply(a.cfg.Listen.Endpoint.Path())
@@ -247,8 +257,13 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		zap.String("mode", a.mode()), zap.Int("pid", os.Getpid()), zap.String("version", a.opt.Version))
 
 	grace, replaced := a.waitForEnd(ctx, work)
+	a.listening.Store(false)
+	var removed error
 	if !replaced {
 		a.notify(daemon.SdNotifyStopping)
+		// While they are listened on, nobody else's socket can have their
+		// inode numbers.
+		removed = removeSockets(paths)
 	}
 	endWork()
 	drain, cancel := drainContext(ctx, grace)
@@ -256,11 +271,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	if err := a.proxy.Drain(drain); err != nil {
 		a.log.Warn("calls were broken off", zap.Error(err))
 	}
-	err := parts.Wait()
-	if replaced {
-		return err // the sockets are the successor's
-	}
-	return errors.Join(err, removeSockets(paths))
+	return errors.Join(parts.Wait(), removed)
 }
 
 // waitForEnd returns when ctx or one of the parts ends, or when a successor

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net"
 	"time"
 
 	"google.golang.org/grpc"
@@ -15,10 +16,19 @@ import (
 const askTimeout = 5 * time.Second
 
 // dialRuntime returns a connection for the agent's own questions to the
-// runtime; it is not the proxy's. Nothing is dialled yet.
-func dialRuntime(path string) (*grpc.ClientConn, error) {
+// runtime; it is not the proxy's. Nothing is dialled yet. connected is called
+// after each successful connect.
+func dialRuntime(path string, connected func()) (*grpc.ClientConn, error) {
+	dialer := net.Dialer{}
 	conn, err := grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			c, err := dialer.DialContext(ctx, "unix", path)
+			if err == nil {
+				connected()
+			}
+			return c, err
+		}),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -337,4 +338,58 @@ func TestAbandonedStreamsLeaveNoDescriptor(t *testing.T) {
 		return fmt.Sprintf("%d calls in flight, %d connections, %d descriptors (before: %d)", s.Proxy.CallsInFlight, s.Proxy.Connections, now, before),
 			s.Proxy.CallsInFlight == 0 && s.Proxy.Connections == 0 && now <= before+2
 	})
+}
+
+// TestSocketFollowsTheRuntimesAccess: the runtime comes after cleave, with an
+// owner and mode of its own, and may come back with others.
+func TestSocketFollowsTheRuntimesAccess(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	run := need.Lab(t)
+	ctx := bounded(t)
+	socket := filepath.Join(run.Dir(), "echo.sock")
+	c := alone(t, run, socket)
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, c)
+	if got, err := unixsock.AccessOf(c.Socket()); err != nil || got != unixsock.RootOnly {
+		t.Errorf("without a runtime: %v %v, want %v", got, err, unixsock.RootOnly)
+	}
+	for _, want := range []unixsock.Access{{UID: 0, GID: 1234, Mode: 0o660}, {UID: 4321, GID: 0, Mode: 0o600}} {
+		l, err := unixsock.Listen(socket, want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		echo := proxytest.NewEchoRuntime()
+		var served sync.WaitGroup
+		served.Go(func() { _ = echo.Serve(l) }) //nolint:errcheck // ends with Stop
+		eventually(ctx, t, "the socket's access", func() (string, bool) {
+			got, err := unixsock.AccessOf(c.Socket())
+			return fmt.Sprint(got, err), err == nil && got == want
+		})
+		echo.Stop()
+		served.Wait()
+	}
+}
+
+// TestFiftyHandoversInARow sends SIGHUP again and again, faster than a process
+// can start.
+func TestFiftyHandoversInARow(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	ctx := bounded(t)
+	c := alone(t, need.Lab(t), "/nonexistent/runtime.sock")
+	if err := c.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, c)
+	for range 50 {
+		if err := c.Signal(ctx, syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := dial(t, c.Endpoint()).Runtime.Version(ctx, versionRequest); codeOf(err) != codes.Unavailable || !strings.Contains(err.Error(), "/nonexistent/runtime.sock") {
+			t.Fatalf("a call in between: %v", err)
+		}
+	}
 }

@@ -158,10 +158,7 @@ func TestT22_LargeMessagesBothWays(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, proxy.Config{})
 	for _, method := range []string{"/runtime.v1.RuntimeService/ListContainers", "/future.v9.Service/Stream"} {
-		for _, size := range []int{0, 4195017, 8398577, 16777216, 16944430, 64 << 20} {
-			if size > 32<<20 && testing.Short() {
-				continue
-			}
+		for _, size := range []int{0, 4195017, 16944430} {
 			t.Run(fmt.Sprintf("%s_%d", filepath.Base(method), size), func(t *testing.T) {
 				t.Parallel()
 				got := proxytest.Do(t.Context(), w.through, proxytest.Call{
@@ -171,9 +168,11 @@ func TestT22_LargeMessagesBothWays(t *testing.T) {
 					t.Errorf("answer of %d bytes came as code %v, %d answers", size, got.Code, len(got.Answers))
 				}
 				request := make([]byte, size)
-				got = proxytest.Do(t.Context(), w.through, proxytest.Call{Method: method, Requests: [][]byte{request}})
-				if got.Code != codes.OK || len(got.Answers) != 1 || len(got.Answers[0]) != size+1 {
-					t.Errorf("request of %d bytes: code %v %s", size, got.Code, got.Message)
+				got = proxytest.Do(t.Context(), w.through, proxytest.Call{
+					Method: method, Requests: [][]byte{request}, Metadata: metadata.MD{proxytest.AnswerBytes: {"1"}},
+				})
+				if want := []string{strconv.Itoa(size)}; !cmp.Equal(want, got.Trailer.Get("echo-bytes")) {
+					t.Errorf("the runtime got %v bytes, want %v", got.Trailer.Get("echo-bytes"), want)
 				}
 			})
 		}

@@ -189,7 +189,7 @@ func (e *EchoRuntime) echo(ss grpc.ServerStream) error {
 		}
 	}
 	silent := len(md.Get(StatusCode)) > 0 && strings.HasPrefix(method, "/runtime.v1.")
-	count := 0
+	count, bytes := 0, 0
 	for {
 		var request []byte
 		err := ss.RecvMsg(&request)
@@ -199,6 +199,7 @@ func (e *EchoRuntime) echo(ss grpc.ServerStream) error {
 		if err != nil {
 			return err
 		}
+		bytes += len(request)
 		answer := append([]byte{byte(count)}, request...)
 		if size := md.Get(AnswerBytes); len(size) > 0 {
 			n, err := strconv.Atoi(size[0])
@@ -215,7 +216,7 @@ func (e *EchoRuntime) echo(ss grpc.ServerStream) error {
 			return err
 		}
 	}
-	ss.SetTrailer(metadata.MD{"echo-count": {strconv.Itoa(count)}, "echo-bin": {string([]byte{0, 1, 0xff})}})
+	ss.SetTrailer(metadata.MD{"echo-count": {strconv.Itoa(count)}, "echo-bytes": {strconv.Itoa(bytes)}, "echo-bin": {string([]byte{0, 1, 0xff})}})
 	return endWith(md)
 }
 
