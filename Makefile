@@ -58,6 +58,8 @@ test-unit: ## Tests of all packages (some need root)
 	@echo "test-unit: all packages but integration"
 	@mkdir -p $(RESULTS)
 	@$(call gotestsum,unit) -timeout 10m $$(go list ./... | grep -v '/cleave/integration')
+	@echo "test-unit: what the race detector would falsify: allocations of the proxy"
+	@go test -count=1 -run '^TestAllocation' -v ./proxy | grep -v '^='
 
 .PHONY: test-integration
 test-integration: ## Tests against real containerd, runc and critest (root)
