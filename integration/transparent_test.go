@@ -73,6 +73,11 @@ func TestEveryMethodEqualsContainerd(t *testing.T) {
 			if strings.HasPrefix(call.Method, "/runtime.v1.") {
 				want.Answers, got.Answers = stable(t, call.Method, want.Answers), stable(t, call.Method, got.Answers)
 			}
+			if want.Code == codes.DeadlineExceeded && got.Code == codes.DeadlineExceeded {
+				// Caller and runtime both watch the deadline; who says so first
+				// differs from call to call, and so does the wording.
+				want.Message, want.Details, got.Message, got.Details = "", nil, "", nil
+			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("through cleave differs from direct (-direct +through):\n%s", diff)
 			}
