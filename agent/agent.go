@@ -146,7 +146,8 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 // openState locks the state folder.
 func (a *agent) openState(inherited *handover.Inheritance) error {
 	if a.lock = inherited.Take(fileLock); a.lock != nil {
-		return writeOwner(a.lock)
+		writeOwner(a.lock)
+		return nil
 	}
 	var err error
 	a.lock, err = lockState(a.cfg.StateDir)
@@ -285,6 +286,9 @@ func (a *agent) waitForEnd(ctx, work context.Context) (grace time.Duration, repl
 		case <-work.Done():
 			return stopGrace, false
 		case <-a.opt.Handover:
+			if ctx.Err() != nil {
+				continue // told to stop at the same time: that goes first
+			}
 			pid, err := a.handOver(ctx)
 			if err != nil {
 				a.log.Error("no new process took over, this one goes on", zap.Error(err))

@@ -22,11 +22,15 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		return nil, err
 	}
 	runtime, own, control := cfg.Runtime.Endpoint.Path(), cfg.Listen.Endpoint.Path(), cfg.Control.Endpoint.Path()
-	checks := []doctor.Check{
+	results := doctor.Run(ctx, []doctor.Check{
 		{Name: "root", Run: checkRoot},
 		unixsock.CheckAnswers("runtime socket", "the container runtime", runtime, "start it, or set runtime.endpoint", doctor.Fail),
+	})
+	var checks []doctor.Check
+	// What the runtime would have to tell is not asked if it does not answer.
+	if results[len(results)-1].Level == doctor.Pass {
+		checks = append(checks, snapshot.NewStore(conn, cfg.Runtime.Namespace).Checks()...)
 	}
-	checks = append(checks, snapshot.NewStore(conn, cfg.Runtime.Namespace).Checks()...)
 	checks = append(checks,
 		unixsock.CheckAnswers("cleave socket", "cleave", own, "start `cleave serve`", doctor.Warn),
 		unixsock.CheckAnswers("control socket", "cleave", control, "start `cleave serve`", doctor.Warn),
@@ -34,7 +38,7 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		doctor.Check{Name: "cleave to runtime", Run: func(ctx context.Context) doctor.Result { return checkThrough(ctx, own) }},
 		doctor.Check{Name: "layout", Run: func(ctx context.Context) doctor.Result { return checkLayout(ctx, cfg, control) }},
 	)
-	results := doctor.Run(ctx, checks)
+	results = append(results, doctor.Run(ctx, checks)...)
 	return results, conn.Close()
 }
 

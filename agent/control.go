@@ -64,6 +64,9 @@ func FetchStatus(ctx context.Context, socket string) (Status, error) {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		return Status{}, fmt.Errorf("ask for the status on %s: %w: start `cleave serve`, or name its control socket with --control", socket, ErrNotRunning)
 	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return Status{}, fmt.Errorf("ask for the status on %s: cleave is there and does not answer within %s; look at its log: %w", socket, controlTimeout, context.DeadlineExceeded)
+	}
 	if err != nil {
 		return Status{}, fmt.Errorf("ask for the status on %s: %w", socket, err)
 	}

@@ -25,8 +25,14 @@ func lockState(dir string) (*os.File, error) {
 	}
 	path := filepath.Join(dir, lockName)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_CLOEXEC, 0o600)
+	if errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.ENOSPC) {
+		// A lock that is there from before does as well.
+		if old, oldErr := os.OpenFile(path, os.O_RDONLY|syscall.O_CLOEXEC, 0); oldErr == nil {
+			f, err = old, nil
+		}
+	}
 	if err != nil {
-		return nil, fmt.Errorf("open the lock of the state folder: %w", err)
+		return nil, fmt.Errorf("open the lock of the state folder: %w: choose another folder (stateDir), or run `cleave serve --passthrough`, which needs none", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		owner := lockOwner(path)
@@ -35,19 +41,19 @@ func lockState(dir string) (*os.File, error) {
 		}
 		return nil, errors.Join(fmt.Errorf("lock the state folder %s: %w", dir, err), f.Close())
 	}
-	if err := writeOwner(f); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock the state folder %s: %w", dir, err), f.Close())
-	}
+	writeOwner(f)
 	return f, nil
 }
 
-// writeOwner notes this process in the lock file, for messages only.
-func writeOwner(f *os.File) error {
-	if err := f.Truncate(0); err != nil {
-		return err
+// writeOwner notes this process in the lock file, for messages only: on a full
+// or read-only disk the note is missing or old, and cleave serves all the same.
+// It writes before it cuts, so that a block once had is never given up.
+func writeOwner(f *os.File) {
+	note := strconv.Itoa(os.Getpid()) + "\n"
+	if _, err := f.WriteAt([]byte(note), 0); err != nil {
+		return
 	}
-	_, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	return err
+	_ = f.Truncate(int64(len(note))) //nolint:errcheck // for messages only
 }
 
 func lockOwner(path string) string {
@@ -55,5 +61,6 @@ func lockOwner(path string) string {
 	if err != nil || len(pid) == 0 {
 		return "(unknown)"
 	}
-	return strings.TrimSpace(string(pid))
+	first, _, _ := strings.Cut(string(pid), "\n")
+	return first
 }

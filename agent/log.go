@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"os"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -9,24 +10,20 @@ import (
 	"github.com/cleave-cri/cleave/config"
 )
 
-// NewLog returns a logger that writes to standard error as configured.
+// NewLog returns a logger that writes to standard error as configured. It never
+// blocks; what nobody reads is dropped and counted. Sync it before the end of
+// the process.
 func NewLog(c config.Log) (*zap.Logger, error) {
 	level, err := zapcore.ParseLevel(c.Level)
 	if err != nil {
 		return nil, fmt.Errorf("set up the log: %w", err)
 	}
-	cfg := zap.NewProductionConfig()
-	cfg.Level = zap.NewAtomicLevelAt(level)
-	cfg.Encoding = c.Format
-	cfg.DisableStacktrace = true
-	cfg.Sampling = nil
-	cfg.EncoderConfig.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	encoding := zap.NewProductionEncoderConfig()
+	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	encoder := zapcore.NewJSONEncoder(encoding)
 	if c.Format == "console" {
-		cfg.EncoderConfig.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoder = zapcore.NewConsoleEncoder(encoding)
 	}
-	log, err := cfg.Build()
-	if err != nil {
-		return nil, fmt.Errorf("set up the log: %w", err)
-	}
-	return log, nil
+	return zap.New(zapcore.NewCore(encoder, newLogQueue(os.Stderr), level), zap.AddCaller()), nil
 }

@@ -42,7 +42,7 @@ func (p peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.A
 		return nil, nil, fmt.Errorf("connection of type %T did not come from the proxy's listener", conn)
 	}
 	// From here on a graceful stop of the server takes care of the connection.
-	defer accepted.handedToServer()
+	accepted.handedToServer()
 	info, err := peerOf(accepted.Conn)
 	if err != nil {
 		return nil, nil, err

@@ -371,6 +371,9 @@ func TestHandoverUnderLoadLosesNothing(t *testing.T) {
 	w := newProxy(t, proxy.Config{})
 	echo := proxytest.NewEchoRuntime()
 	w.startRuntime(t, echo)
+	// Before anybody connects: what waits in the queue of the first listener,
+	// which has no successor, would be lost with it.
+	current, listener := w.server, listenerOf(t, w)
 
 	var stop atomic.Bool
 	var ok atomic.Int64
@@ -405,7 +408,6 @@ func TestHandoverUnderLoadLosesNothing(t *testing.T) {
 		}
 	})
 
-	current, listener := w.server, listenerOf(t, w)
 	for i := range 20 {
 		before := ok.Load()
 		long := hold(t, w.through, "/runtime.v1.ImageService/PullImage", "30ms")
@@ -510,5 +512,34 @@ func TestCountersAndPeers(t *testing.T) {
 	entries := seen.FilterMessage("connection accepted").All()
 	if len(entries) != 1 || entries[0].ContextMap()["pid"] != int32(os.Getpid()) || entries[0].ContextMap()["uid"] != uint32(os.Getuid()) {
 		t.Errorf("log of the connection: %v", entries)
+	}
+}
+
+// TestRuntimeThatSpeaksSomethingElseIsNamed: the socket can be connected to, but
+// is no CRI socket.
+func TestRuntimeThatSpeaksSomethingElseIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, greeting := range map[string]string{"closes": "", "HTTP/1": "HTTP/1.1 400 Bad Request\r\n\r\n", "garbage": strings.Repeat("\xff", 100)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newProxy(t, proxy.Config{})
+			l := listen(t, w.upstreamPath)
+			var served sync.WaitGroup
+			served.Go(func() {
+				for {
+					conn, err := l.Accept()
+					if err != nil {
+						return
+					}
+					_, _ = conn.Write([]byte(greeting)) //nolint:errcheck // the caller may be gone
+					_ = conn.Close()                    //nolint:errcheck // ditto
+				}
+			})
+			t.Cleanup(func() { _ = l.Close(); served.Wait() }) //nolint:errcheck // end of test
+			got := proxytest.Do(t.Context(), w.through, proxytest.Call{Method: "/runtime.v1.RuntimeService/Version", Requests: [][]byte{{}}})
+			if got.Code != codes.Unavailable || !strings.Contains(got.Message, w.upstreamPath) {
+				t.Errorf("got %v %q, want Unavailable naming %s", got.Code, got.Message, w.upstreamPath)
+			}
+		})
 	}
 }

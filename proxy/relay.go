@@ -27,6 +27,8 @@ var endlessMethods = map[string]bool{
 // connection, raw frame by raw frame.
 type relay struct {
 	upstream *grpc.ClientConn
+	// socket is the path of the runtime's socket.
+	socket   string
 	guard    *guard
 	counters *counters
 
@@ -47,8 +49,8 @@ var (
 	errAborted  = status.Error(codes.Unavailable, "cleave stopped before the container runtime answered; call again")
 )
 
-func newRelay(upstream *grpc.ClientConn, g *guard, c *counters) *relay {
-	r := &relay{upstream: upstream, guard: g, counters: c}
+func newRelay(upstream *grpc.ClientConn, socket string, g *guard, c *counters) *relay {
+	r := &relay{upstream: upstream, socket: socket, guard: g, counters: c}
 	r.stopping, r.stop = context.WithCancelCause(context.Background()) //nolint:forbidigo // the root of a signal; no work runs under it
 	return r
 }
@@ -127,7 +129,7 @@ func (r *relay) unary(ctx context.Context, method string, decode func(any) error
 	}
 	if err != nil {
 		answer.free()
-		return nil, r.statusOf(err)
+		return nil, r.statusOf(err, len(header)+len(trailer) > 0)
 	}
 	r.guard.apply(ctx, method, &answer.frame)
 	return answer, nil
@@ -155,7 +157,7 @@ func (r *relay) stream(ss grpc.ServerStream, method string, shape *grpc.StreamDe
 
 	cs, err := r.upstream.NewStream(out, shape, method, opts...)
 	if err != nil {
-		return r.statusOf(err)
+		return r.statusOf(err, false)
 	}
 	if shape.ClientStreams {
 		r.pumps.Add(1)
@@ -169,13 +171,13 @@ func (r *relay) stream(ss grpc.ServerStream, method string, shape *grpc.StreamDe
 			}
 		}()
 	} else if err := passOneRequest(ss, cs); err != nil {
-		return r.statusOf(err)
+		return r.statusOf(err, false)
 	}
-	err = r.passAnswers(ss, cs, method)
+	answered, err := r.passAnswers(ss, cs, method)
 	if endless && r.stopping.Err() != nil {
 		return errStopping
 	}
-	return r.statusOf(err)
+	return r.statusOf(err, answered)
 }
 
 // passOneRequest carries the single request of a server-streaming call.
@@ -217,13 +219,15 @@ func pumpRequests(ss grpc.ServerStream, cs grpc.ClientStream) error {
 }
 
 // passAnswers carries header, answers and trailer, and returns the runtime's
-// status as an error (nil for OK). The header goes out as soon as it is there,
-// before and without any message.
-func (r *relay) passAnswers(ss grpc.ServerStream, cs grpc.ClientStream, method string) error {
+// status as an error (nil for OK), and whether anything at all came from the
+// runtime. The header goes out as soon as it is there, before and without any
+// message.
+func (r *relay) passAnswers(ss grpc.ServerStream, cs grpc.ClientStream, method string) (answered bool, _ error) {
 	header, err := cs.Header()
 	if err == nil && header != nil {
+		answered = true
 		if err := ss.SendHeader(header); err != nil {
-			return err
+			return answered, err
 		}
 	}
 	var f frame
@@ -231,26 +235,36 @@ func (r *relay) passAnswers(ss grpc.ServerStream, cs grpc.ClientStream, method s
 	for {
 		err := cs.RecvMsg(&f)
 		if err != nil {
-			ss.SetTrailer(cs.Trailer())
+			trailer := cs.Trailer()
+			ss.SetTrailer(trailer)
 			if errors.Is(err, io.EOF) {
-				return nil
+				err = nil
 			}
-			return err
+			return answered || len(trailer) > 0, err
 		}
 		r.guard.apply(ss.Context(), method, &f)
 		if err := ss.SendMsg(&f); err != nil {
-			return err
+			return true, err
 		}
 	}
 }
 
 // statusOf returns the error to answer with: the runtime's own, but for calls
-// that cleave itself broke off when it stopped.
-func (r *relay) statusOf(err error) error {
-	// Closing the connection under a call makes grpc end it with Canceled;
-	// any other code is the runtime's.
-	if err != nil && r.aborted.Load() && status.Code(err) == codes.Canceled {
+// that cleave itself broke off when it stopped. Where nothing came from the
+// runtime, an Unavailable is one that grpc made here, and is made to name the
+// runtime's socket.
+func (r *relay) statusOf(err error, answered bool) error {
+	code := status.Code(err)
+	switch {
+	case err == nil:
+		return nil
+	case code == codes.Canceled && r.aborted.Load():
+		// Closing the connection under a call makes grpc end it like this.
 		return errAborted
+	case code == codes.Unavailable && !answered:
+		if message := status.Convert(err).Message(); !strings.Contains(message, r.socket) {
+			return status.Errorf(code, "container runtime at unix://%s: %s; is runtime.endpoint its CRI socket?", r.socket, message)
+		}
 	}
 	return err
 }

@@ -22,8 +22,10 @@ const (
 	callerWindowBytes = 1 << 20
 
 	// prefaceTimeout bounds how long a connection may stay silent before it
-	// speaks HTTP/2.
-	prefaceTimeout = 10 * time.Second
+	// speaks HTTP/2, which callers on the same machine do at once. A graceful
+	// stop of the grpc server waits that long for silent ones before it tells
+	// the others to go elsewhere.
+	prefaceTimeout = 2 * time.Second
 
 	// abortGrace is how long broken-off calls have to get their status out.
 	abortGrace = 2 * time.Second
@@ -72,7 +74,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	c := newCounters()
-	r := newRelay(upstream, newGuard(cfg.Interceptors, c, log), c)
+	r := newRelay(upstream, cfg.Upstream, newGuard(cfg.Interceptors, c, log), c)
 	return &Server{
 		relay: r,
 		grpc: r.register([]grpc.ServerOption{
@@ -142,7 +144,7 @@ func (s *Server) Drain(ctx context.Context) error {
 		_ = l.Close() //nolint:errcheck // see above
 	}
 	for l := range listeners {
-		l.waitHandedOver()
+		l.waitHandedOver(ctx)
 	}
 	s.relay.stop(errStopping)
 
@@ -156,7 +158,8 @@ func (s *Server) Drain(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		err = fmt.Errorf("wait for %d calls in flight: %w", s.counters.inFlight.Load(), context.Cause(ctx))
+		err = fmt.Errorf("wait for %d calls in flight and for answers on %d connections: %w",
+			s.counters.inFlight.Load(), s.counters.connections.Load(), context.Cause(ctx))
 		s.relay.aborted.Store(true)
 	}
 	// Closing it ends what is still in flight.
@@ -214,8 +217,8 @@ func (l *listener) addPending(n int) {
 }
 
 // waitHandedOver waits until the server has taken over every accepted
-// connection. The listener has to be closed, so that there is an end.
-func (l *listener) waitHandedOver() {
+// connection, or ctx ends. The listener has to be closed, so that there is an end.
+func (l *listener) waitHandedOver(ctx context.Context) {
 	l.mu.Lock()
 	if l.pending == 0 {
 		l.mu.Unlock()
@@ -224,7 +227,10 @@ func (l *listener) waitHandedOver() {
 	idle := make(chan struct{})
 	l.idle = idle
 	l.mu.Unlock()
-	<-idle
+	select {
+	case <-idle:
+	case <-ctx.Done():
+	}
 }
 
 // acceptedConn is a connection on the proxy's socket.

@@ -131,6 +131,9 @@ func Duplicate(name string, socket syscall.Conn) (File, error) {
 // within 30 s, it is killed and an error returned; the caller then goes on as if
 // nothing had happened. The caller keeps its own descriptors.
 func Start(ctx context.Context, executable string, args []string, files []File) (pid int, _ error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("start a successor: %w", err)
+	}
 	if slices.ContainsFunc(files, func(f File) bool { return f.Name == readyName || strings.Contains(f.Name, ",") }) {
 		return 0, fmt.Errorf("start a successor: a file has a reserved name")
 	}
@@ -163,13 +166,19 @@ func Start(ctx context.Context, executable string, args []string, files []File) 
 	if d, ok := ctx.Deadline(); ok && d.Before(limit) {
 		limit = d
 	}
-	stop := context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Now()) }) //nolint:errcheck // then the limit ends it
-	defer stop()
 	if err := read.SetReadDeadline(limit); err != nil {
 		return 0, errors.Join(fmt.Errorf("wait for the successor: %w", err), cmd.Process.Kill(), cmd.Wait())
 	}
+	// After the limit is set, for that would overwrite it.
+	stop := context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Now()) }) //nolint:errcheck // then the limit ends it
+	defer stop()
 	message := make([]byte, len(readyMessage))
-	if _, err := io.ReadFull(read, message); err != nil || string(message) != readyMessage {
+	_, err = io.ReadFull(read, message)
+	if err == nil && ctx.Err() != nil {
+		// Ready, but this process was told to stop meanwhile, and so is it.
+		err = ctx.Err()
+	}
+	if err != nil || string(message) != readyMessage {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			err = errors.New("it ended before it was ready; its messages say why")
 		}

@@ -40,6 +40,9 @@ had are answered, after 15 minutes at the latest.`,
 		if err != nil {
 			return err
 		}
+		defer func() { _ = log.Sync() }() //nolint:errcheck // nobody reads it
+		// A log whose reader is gone is no reason to end.
+		signal.Ignore(syscall.SIGPIPE)
 		executable, err := os.Executable()
 		if err != nil {
 			return err

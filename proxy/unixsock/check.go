@@ -1,6 +1,7 @@
 package unixsock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func CheckSameAccess(name, path, model string) doctor.Check {
 	return doctor.Check{Name: name, Run: func(context.Context) doctor.Result {
 		own, err := AccessOf(path)
 		want, modelErr := AccessOf(model)
-		if err := errors.Join(err, modelErr); err != nil {
+		if err = cmp.Or(err, modelErr); err != nil {
 			return doctor.Warned("can't compare: "+err.Error(), "start both servers first")
 		}
 		if own != want {
