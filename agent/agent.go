@@ -251,7 +251,8 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		context.AfterFunc(work, func() { _ = server.Close() }) //nolint:errcheck // it is over
 	}
 	if err := inherited.Done(); err != nil {
-		return err
+		// The old process has died meanwhile; then this one is all there is.
+		a.log.Warn("the old process was not told that this one serves", zap.Error(err))
 	}
 	a.notify(daemon.SdNotifyReady + fmt.Sprintf("\nMAINPID=%d", os.Getpid()))
 	a.log.Info("serving", zap.Stringer("listen", a.cfg.Listen.Endpoint), zap.Stringer("runtime", a.cfg.Runtime.Endpoint),
@@ -295,9 +296,23 @@ func (a *agent) waitForEnd(ctx, work context.Context) (grace time.Duration, repl
 				continue
 			}
 			a.log.Info("a new process has taken over", zap.Int("successor", pid), zap.Duration("grace", handoverGrace))
+			a.giveUpLock()
 			return handoverGrace, true
 		}
 	}
+}
+
+// giveUpLock closes this process's descriptor of the lock. The lock is the
+// successor's from then on and goes with it: should it die while this process
+// still drains, a new cleave can be started.
+func (a *agent) giveUpLock() {
+	if a.lock == nil {
+		return
+	}
+	if err := a.lock.Close(); err != nil {
+		a.log.Warn("the lock of the state folder is not given up", zap.Error(err))
+	}
+	a.lock = nil
 }
 
 // handOver starts a successor on the same sockets.

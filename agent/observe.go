@@ -93,6 +93,8 @@ type layerState struct {
 	layer snapshot.Layer
 	// folder holds what is written, empty if there is none to be walked.
 	folder string
+	// noFolder says that there is none, so that the runtime has to measure.
+	noFolder bool
 	// filesystem is the one that the folder is on, nil while unknown.
 	filesystem *fsstats.Filesystem
 	used       *diskstats.Usage
@@ -340,11 +342,12 @@ func (o *observer) follow(ctx context.Context, layers []snapshot.Layer) {
 		}
 		// An owner may come after its snapshot.
 		state.layer = l
-		if l.Class == snapshot.Image || state.folder != "" {
+		if l.Class == snapshot.Image || l.Class == snapshot.View || state.folder != "" || state.noFolder {
 			continue
 		}
 		folder, err := o.store.Upper(ctx, l)
 		if errors.Is(err, snapshot.ErrNoFolder) {
+			state.noFolder = true
 			continue
 		}
 		if err != nil {
@@ -373,6 +376,8 @@ func (o *observer) measureLayers(ctx context.Context, now time.Time) (problems [
 			if state.used == nil { // a committed layer does not change
 				err = o.askUsage(ctx, state)
 			}
+		case state.noFolder && (state.used == nil || now.Sub(state.used.At) >= o.period):
+			err = o.askUsage(ctx, state)
 		case state.folder != "" && (state.used == nil || now.Sub(state.used.At) >= o.period):
 			err = o.walkLayer(ctx, state)
 		}

@@ -335,3 +335,18 @@ func TestASumWithoutOneFigureIsNoSum(t *testing.T) {
 		t.Errorf("classes (-want +got):\n%s", diff)
 	}
 }
+
+// TestAViewTakesNothing: looking at an image must not make the containers'
+// figure unknown.
+func TestAViewTakesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "look", Class: snapshot.View}}}
+		o := newObserver(n)
+		n.set("/layers/a", 5000)
+		start(t, o)
+		if got := o.Facts().Containers.Used; got == nil || got.Bytes != 5000 {
+			t.Errorf("containers use %+v beside a view, want 5000", got)
+		}
+	})
+}

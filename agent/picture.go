@@ -69,6 +69,9 @@ func assemble(o observation) *picture {
 	}
 	t := tally{oldest: o.at, byClass: map[fsstats.Device]map[string]*ClassUsage{}}
 	for _, l := range o.layers {
+		if l.layer.Class == snapshot.View {
+			continue // it has nothing of its own
+		}
 		t.add(deviceOf(l, images), classOf(l.layer.Class), l.used)
 		if l.layer.Class == snapshot.Container && l.filesystem != nil {
 			facts.Layers[l.layer.ContainerID] = factOf(l, images, containers)
@@ -129,7 +132,7 @@ func classOf(c snapshot.Class) string {
 		return classContainers
 	case snapshot.Sandbox:
 		return classSandboxes
-	case snapshot.Other:
+	case snapshot.View, snapshot.Other:
 	}
 	return classOther
 }

@@ -20,8 +20,8 @@ import (
 type AnswerFunc func(ctx context.Context, answer []byte) ([]byte, error)
 
 const (
-	// InterceptLimit is how long an answer is held for an AnswerFunc. It
-	// guards against bugs: a good one takes microseconds.
+	// InterceptLimit is how long an answer is held for an AnswerFunc, the wait
+	// for one of the slots included. It guards against bugs: a good one takes microseconds.
 	InterceptLimit = 50 * time.Millisecond
 
 	// interceptsAtOnce bounds the AnswerFuncs that run at one time, those
@@ -74,9 +74,11 @@ func (g *guard) apply(ctx context.Context, method string, f *frame) {
 
 // run returns what fn answers, or the reason why it doesn't.
 func (g *guard) run(ctx context.Context, fn AnswerFunc, answer []byte) (_ []byte, reason string, _ error) {
+	limit := time.NewTimer(InterceptLimit)
+	defer limit.Stop()
 	select {
 	case g.slots <- struct{}{}:
-	default:
+	case <-limit.C:
 		return nil, reasonBusy, fmt.Errorf("%d interceptors are running already", interceptsAtOnce)
 	}
 	type result struct {
@@ -97,8 +99,6 @@ func (g *guard) run(ctx context.Context, fn AnswerFunc, answer []byte) (_ []byte
 		a, err := fn(ctx, answer)
 		done <- result{a, err}
 	}()
-	limit := time.NewTimer(InterceptLimit)
-	defer limit.Stop()
 	select {
 	case r := <-done:
 		switch {

@@ -40,8 +40,10 @@ const (
 	Container Class = "container"
 	// Sandbox is the writable layer of a pod's sandbox.
 	Sandbox Class = "sandbox"
-	// Other is everything else that is written to or only viewed: image
-	// volumes, snapshots made by hand, left-overs.
+	// View is a read-only look at layers. It has nothing of its own.
+	View Class = "view"
+	// Other is everything else that is written to: image volumes, snapshots
+	// made by hand, left-overs.
 	Other Class = "other"
 )
 
@@ -235,6 +237,8 @@ func classOf(kind snapshotsapi.Kind, key string, o owner, owned bool) Class {
 	switch {
 	case kind == snapshotsapi.Kind_COMMITTED:
 		return Image
+	case kind == snapshotsapi.Kind_VIEW && !owned:
+		return View
 	case owned && o.sandbox:
 		return Sandbox
 	case owned:

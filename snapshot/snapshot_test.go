@@ -26,7 +26,7 @@ func TestCTD26_ClassIsDecidedByKindOwnerAndKey(t *testing.T) {
 		{"snapshot named like an extraction", snapshotsapi.Kind_ACTIVE, "extract-foo", nil, Other},
 		{"extraction with something behind it", snapshotsapi.Kind_ACTIVE, "extract-1 " + chain + "/x", nil, Other},
 		{"image volume", snapshotsapi.Kind_ACTIVE, "/run/containerd/io.containerd.grpc.v1.cri/image-volumes/s/d", nil, Other},
-		{"view of a layer", snapshotsapi.Kind_VIEW, "extract-1 " + chain, nil, Other},
+		{"view of a layer", snapshotsapi.Kind_VIEW, "extract-1 " + chain, nil, View},
 		{"view that a container runs on", snapshotsapi.Kind_VIEW, "ro", &owner{id: "c"}, Container},
 	}
 	for _, tc := range cases {

@@ -155,7 +155,7 @@ func setUsage(u *runtimeapi.FilesystemUsage, mountpoint string, used Usage) {
 // An answer that has both lists, complete and right by device, stays as it is.
 func fixImageFsInfo(m *runtimeapi.ImageFsInfoResponse, v *view) bool {
 	if v.right(m.GetImageFilesystems(), v.Images) && v.right(m.GetContainerFilesystems(), v.Containers) {
-		return false
+		return v.nameAlike(m.GetImageFilesystems()[0], m.GetContainerFilesystems()[0])
 	}
 	// The runtime has one figure for everything in its snapshotter (CTD-2).
 	// While there is no better one it stands for both lists, as the kubelet
@@ -166,6 +166,17 @@ func fixImageFsInfo(m *runtimeapi.ImageFsInfoResponse, v *view) bool {
 	}
 	m.ImageFilesystems = v.list(m.GetImageFilesystems(), image, v.Images)
 	m.ContainerFilesystems = v.list(m.GetContainerFilesystems(), container, v.Containers)
+	return true
+}
+
+// nameAlike gives both entries one name if they are known to be on one
+// filesystem: the kubelet takes different strings for different disks.
+func (v *view) nameAlike(image, container *runtimeapi.FilesystemUsage) (changed bool) {
+	a, b := image.GetFsId().GetMountpoint(), container.GetFsId().GetMountpoint()
+	if a == b || v.Devices[a] == "" || v.Devices[a] != v.Devices[b] {
+		return false
+	}
+	container.FsId = &runtimeapi.FilesystemIdentifier{Mountpoint: a}
 	return true
 }
 

@@ -109,6 +109,10 @@ func TestT2_ImageFsInfoNamesBothFilesystems(t *testing.T) {
 			&info{ImageFilesystems: list(entry("/also/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/containers", sampled, 2, 2))},
 			nil,
 		}, {
+			"one filesystem under two names: one name, the runtime's figures", single(),
+			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/also/images", sampled, 2, 2))},
+			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/images", sampled, 2, 2))},
+		}, {
 			"filled with a path that nobody knows: not taken for wrong", split(),
 			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/new", sampled, 2, 2))},
 			nil,
@@ -122,7 +126,7 @@ func TestT2_ImageFsInfoNamesBothFilesystems(t *testing.T) {
 			&info{ImageFilesystems: list(entry("/images", measured, 150, 15)), ContainerFilesystems: list(entry("/containers", measured, 30, 3))},
 		}, {
 			"only guessed where, and the runtime fills both: unchanged", guessed(unmeasured(split())),
-			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/also/images", sampled, 2, 2))},
+			&info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/containers", sampled, 2, 2))},
 			nil,
 		}, {
 			"filled wrongly by device", split(),
