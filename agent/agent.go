@@ -32,6 +32,8 @@ const (
 	// handoverGrace is how long they have when a new process has taken over:
 	// pulling a large image or stopping a container takes minutes.
 	handoverGrace = 15 * time.Minute
+	// observerGrace is how long the end waits for a measurement to notice it.
+	observerGrace = 2 * time.Second
 )
 
 // The names under which a process passes its files to its successor.
@@ -145,13 +147,19 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 
 // openState locks the state folder.
 func (a *agent) openState(inherited *handover.Inheritance) error {
-	if a.lock = inherited.Take(fileLock); a.lock != nil {
-		writeOwner(a.lock)
+	lock := inherited.Take(fileLock)
+	if lock != nil && isLockOf(lock, a.cfg.StateDir) {
+		writeOwner(lock)
+		a.lock = lock
 		return nil
+	}
+	var closeErr error
+	if lock != nil {
+		closeErr = lock.Close() // of a folder that is no longer configured
 	}
 	var err error
 	a.lock, err = lockState(a.cfg.StateDir)
-	return err
+	return errors.Join(err, closeErr)
 }
 
 // interceptors makes the observer and returns what the proxy shall correct.
@@ -242,8 +250,11 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	defer endWork()
 	parts, work := errgroup.WithContext(work)
 	parts.Go(func() error { return a.proxy.Serve(a.listen) })
+	observed := make(chan struct{})
 	if a.observer != nil {
-		parts.Go(func() error { a.observer.run(work); return nil })
+		go func() { defer close(observed); a.observer.run(work) }()
+	} else {
+		close(observed)
 	}
 	if a.control != nil {
 		server := controlServer(a.status)
@@ -273,7 +284,17 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	if err := a.proxy.Drain(drain); err != nil {
 		a.log.Warn("calls were broken off", zap.Error(err))
 	}
-	return errors.Join(parts.Wait(), removed)
+	err := parts.Wait()
+	// A measurement that hangs in the kernel can't be ended but by the end of
+	// the process, and must not hold that up.
+	hung := time.NewTimer(observerGrace)
+	defer hung.Stop()
+	select {
+	case <-observed:
+	case <-hung.C:
+		a.log.Warn("a measurement hangs and is left behind; look for a file system that does not answer")
+	}
+	return errors.Join(err, removed)
 }
 
 // waitForEnd returns when ctx or one of the parts ends, or when a successor

@@ -45,6 +45,16 @@ func lockState(dir string) (*os.File, error) {
 	return f, nil
 }
 
+// isLockOf reports whether an open file is the lock of a state folder.
+func isLockOf(f *os.File, dir string) bool {
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(filepath.Join(dir, lockName))
+	return err == nil && os.SameFile(own, there)
+}
+
 // writeOwner notes this process in the lock file, for messages only: on a full
 // or read-only disk the note is missing or old, and cleave serves all the same.
 // It writes before it cuts, so that a block once had is never given up.

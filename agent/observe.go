@@ -187,7 +187,7 @@ func sleep(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
 // pass measures what is due and publishes a new picture.
 func (o *observer) pass(ctx context.Context) {
 	began := time.Now()
-	p, err := o.look(ctx, began)
+	p, err := o.lookSafely(ctx, began)
 	if ctx.Err() != nil {
 		return
 	}
@@ -217,6 +217,16 @@ func (o *observer) logOnChange(problem string) {
 		return
 	}
 	o.log.Warn("measuring is incomplete, the last good figures stay", zap.String("problem", problem))
+}
+
+// lookSafely turns a panic into an error: the observer can't take the proxy down.
+func (o *observer) lookSafely(ctx context.Context, now time.Time) (p *picture, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			p, err = nil, fmt.Errorf("measuring broke, report this as a bug of cleave: %v", r)
+		}
+	}()
+	return o.look(ctx, now)
 }
 
 // look returns a new picture. With a nil picture the error says why there is
@@ -389,6 +399,8 @@ func (o *observer) measureLayers(ctx context.Context, now time.Time) (problems [
 }
 
 func (o *observer) askUsage(ctx context.Context, state *layerState) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	used, err := o.store.Usage(ctx, state.layer)
 	if err != nil {
 		// Most likely removed since it was listed.

@@ -320,7 +320,7 @@ func TestASumWithoutOneFigureIsNoSum(t *testing.T) {
 	}
 	there, _ := n.FilesystemOf("/layers/x") //nolint:errcheck // never fails
 	measured := layerState{layer: container("a"), filesystem: &there, used: &diskstats.Usage{Bytes: 5, At: time.Unix(5, 0)}}
-	unmeasured := layerState{layer: container("b"), filesystem: &there}
+	unmeasured := layerState{layer: container("b")} // on images' or containers' disk? not known yet
 	p := assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []layerState{measured}})
 	if got := p.facts.Containers.Used; got == nil || got.Bytes != 5 || !got.At.Equal(time.Unix(5, 0)) {
 		t.Errorf("one layer: %+v, want 5 bytes of its time", got)
@@ -347,6 +347,38 @@ func TestAViewTakesNothing(t *testing.T) {
 		start(t, o)
 		if got := o.Facts().Containers.Used; got == nil || got.Bytes != 5000 {
 			t.Errorf("containers use %+v beside a view, want 5000", got)
+		}
+	})
+}
+
+// TestAPanicWhileMeasuringIsAProblemNotTheEnd: the last good figures stay.
+func TestAPanicWhileMeasuringIsAProblemNotTheEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := newObserver(n)
+		n.set("/layers/a", 5000)
+		broken := false
+		o.walk = func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error) {
+			n.mu.Lock()
+			b := broken
+			n.mu.Unlock()
+			if b {
+				panic("bug")
+			}
+			return n.walk(ctx, root, opt)
+		}
+		start(t, o)
+		n.mu.Lock()
+		broken = true
+		n.mu.Unlock()
+		time.Sleep(30 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if got := o.Facts().Layers["a"].Used; got == nil || got.Bytes != 5000 {
+			t.Errorf("facts %+v, want the last good ones", got)
+		}
+		if p := o.newest.Load(); p.problem == "" {
+			t.Error("no problem is told")
 		}
 	})
 }

@@ -72,7 +72,7 @@ func assemble(o observation) *picture {
 		if l.layer.Class == snapshot.View {
 			continue // it has nothing of its own
 		}
-		t.add(deviceOf(l, images), classOf(l.layer.Class), l.used)
+		t.add(deviceOf(l, images, containers), classOf(l.layer.Class), l.used)
 		if l.layer.Class == snapshot.Container && l.filesystem != nil {
 			facts.Layers[l.layer.ContainerID] = factOf(l, images, containers)
 		}
@@ -95,13 +95,18 @@ func storeOf(p fsstats.Place) diskstats.Store {
 	return diskstats.Store{Mountpoint: p.Reported, Device: p.Filesystem.Device.String(), Whole: whole}
 }
 
-// deviceOf is the filesystem of a layer. Committed layers are where their
-// snapshotter is; what could not be looked at yet counts there as well.
-func deviceOf(l layerState, images fsstats.Place) fsstats.Device {
-	if l.filesystem != nil {
+// deviceOf is the filesystem of a layer. What could not be looked at yet counts
+// where things of its kind are: image layers with the images, all else with the
+// containers.
+func deviceOf(l layerState, images, containers fsstats.Place) fsstats.Device {
+	switch {
+	case l.filesystem != nil:
 		return l.filesystem.Device
+	case l.layer.Class == snapshot.Image, l.layer.Class == snapshot.Extraction:
+		return images.Filesystem.Device
+	default:
+		return containers.Filesystem.Device
 	}
-	return images.Filesystem.Device
 }
 
 func factOf(l layerState, images, containers fsstats.Place) diskstats.Layer {
