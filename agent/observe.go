@@ -129,7 +129,8 @@ func (o *observer) Wanted() {
 var _ diskstats.Source = (*observer)(nil)
 
 // prime publishes a first picture from the configured paths alone, so that
-// there always is one. It fails only if not even the root directory can be looked at.
+// there always is one. It fails if the filesystem of images or of containers
+// can't be looked at; a path that is only missing stands for its parent.
 func (o *observer) prime() error {
 	o.imagePath = cmp.Or(o.configured.ImageFS, fallbackImages)
 	layout, err := o.filesystems.Resolve(o.paths("", ""))

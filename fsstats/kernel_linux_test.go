@@ -12,15 +12,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleave-cri/cleave/lab/need"
 )
 
 // mountLoop makes a filesystem in a sparse file and mounts it on a new folder.
 func mountLoop(t *testing.T, size int64, mkfs ...string) (mountpoint string) {
 	t.Helper()
-	needRoot(t)
-	if _, err := exec.LookPath(mkfs[0]); err != nil {
-		t.Skipf("%s is not installed", mkfs[0])
-	}
+	need.Root(t)
+	need.Tools(t, mkfs[0])
 	dir := t.TempDir()
 	image, mountpoint := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
 	if err := os.WriteFile(image, nil, 0o600); err != nil {
@@ -52,13 +52,6 @@ func command(t *testing.T, name string, args ...string) {
 	t.Helper()
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-}
-
-func needRoot(t *testing.T) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: mounts filesystems")
 	}
 }
 

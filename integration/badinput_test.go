@@ -122,11 +122,7 @@ func TestTwoOnOneStateFolder(t *testing.T) {
 	need.Root(t)
 	run := need.Lab(t)
 	ctx := bounded(t)
-	first := alone(t, run, "/nonexistent/runtime.sock")
-	if err := first.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	stopAtEnd(t, first)
+	first := startAlone(t, run, "/nonexistent/runtime.sock")
 	cfg := first.Config()
 	out, err := exec.CommandContext(ctx, first.Binary(), "serve", "--state-dir", cfg.StateDir,
 		"--listen", filepath.Join(run.Dir(), "second.sock"), "--control", filepath.Join(run.Dir(), "second-control.sock")).CombinedOutput()
@@ -154,11 +150,7 @@ func TestRuntimeSocketMissingOrNoSocket(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ctx := bounded(t)
-			c := alone(t, need.Lab(t), tc.path)
-			if err := c.Start(ctx); err != nil {
-				t.Fatal(err)
-			}
-			stopAtEnd(t, c)
+			c := startAlone(t, need.Lab(t), tc.path)
 			began := time.Now()
 			_, err := dial(t, c.Endpoint()).Runtime.Version(ctx, versionRequest)
 			if err == nil || !strings.Contains(err.Error(), tc.path) || !strings.Contains(err.Error(), tc.want) {

@@ -209,11 +209,7 @@ func TestHandoverToABrokenConfigurationIsNone(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	ctx := bounded(t)
-	c := alone(t, need.Lab(t), "/nonexistent/runtime.sock")
-	if err := c.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	stopAtEnd(t, c)
+	c := startAlone(t, need.Lab(t), "/nonexistent/runtime.sock")
 	before, err := c.Status(ctx)
 	if err != nil {
 		t.Fatal(err)

@@ -39,11 +39,7 @@ func beforeEcho(t *testing.T) (*janitor.Run, *node.Cleave) {
 	var served sync.WaitGroup
 	served.Go(func() { _ = echo.Serve(l) }) //nolint:errcheck // ends with Stop
 	t.Cleanup(func() { echo.Stop(); served.Wait() })
-	c := alone(t, run, socket)
-	if err := c.Start(bounded(t)); err != nil {
-		t.Fatal(err)
-	}
-	stopAtEnd(t, c)
+	c := startAlone(t, run, socket)
 	return run, c
 }
 
@@ -188,11 +184,7 @@ func TestRuntimeThatAcceptsAndSaysNothing(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = l.Close() }) //nolint:errcheck // end of test
 	ctx := bounded(t)
-	c := alone(t, run, socket)
-	if err := c.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	stopAtEnd(t, c)
+	c := startAlone(t, run, socket)
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	got := proxytest.Do(short, rawDial(t, c), version)

@@ -134,6 +134,18 @@ func twoDisks(fs disk.FS) []disk.Spec {
 	return []disk.Spec{{Name: "images", SizeBytes: size, FS: fs}, {Name: "containers", SizeBytes: size, FS: fs}}
 }
 
+// startAlone starts a cleave in front of a runtime socket that is not a node's,
+// and ends it with the test.
+func startAlone(t testing.TB, run *janitor.Run, runtimeSocket string) *node.Cleave {
+	t.Helper()
+	c := alone(t, run, runtimeSocket)
+	if err := c.Start(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	stopAtEnd(t, c)
+	return c
+}
+
 // alone prepares a cleave in front of a runtime socket that is not a node's.
 func alone(t testing.TB, run *janitor.Run, runtimeSocket string) *node.Cleave {
 	t.Helper()

@@ -174,28 +174,8 @@ func inOrder(t *testing.T, list protoreflect.List) {
 // others broke through a real cleave process.
 func TestT22_LargeAnswersThroughTheProgram(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
-	run := need.Lab(t)
-	ctx := bounded(t)
-	socket := filepath.Join(run.Dir(), "echo.sock")
-	l, err := unixsock.Listen(socket, unixsock.RootOnly)
-	if err != nil {
-		t.Fatal(err)
-	}
-	echo := proxytest.NewEchoRuntime()
-	var served sync.WaitGroup
-	served.Go(func() { _ = echo.Serve(l) }) //nolint:errcheck // ends with Stop
-	t.Cleanup(func() { echo.Stop(); served.Wait() })
-	c := alone(t, run, socket)
-	if err := c.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	stopAtEnd(t, c)
-	conn, err := proxytest.Dial(c.Socket())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close() }) //nolint:errcheck // end of test
+	_, c := beforeEcho(t)
+	ctx, conn := bounded(t), rawDial(t, c)
 	for _, size := range []int{4195017, 8398577, 16777216, 16944430, 64 << 20} {
 		got := proxytest.Do(ctx, conn, proxytest.Call{
 			Method: "/runtime.v1.RuntimeService/ListContainers", Requests: [][]byte{{}},
@@ -353,11 +333,7 @@ func TestSocketFollowsTheRuntimesAccess(t *testing.T) {
 	run := need.Lab(t)
 	ctx := bounded(t)
 	socket := filepath.Join(run.Dir(), "echo.sock")
-	c := alone(t, run, socket)
-	if err := c.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	stopAtEnd(t, c)
+	c := startAlone(t, run, socket)
 	if got, err := unixsock.AccessOf(c.Socket()); err != nil || got != unixsock.RootOnly {
 		t.Errorf("without a runtime: %v %v, want %v", got, err, unixsock.RootOnly)
 	}
@@ -384,11 +360,11 @@ func TestFiftyHandoversInARow(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	ctx := bounded(t)
-	c := alone(t, need.Lab(t), "/nonexistent/runtime.sock")
-	if err := c.Start(ctx); err != nil {
+	c := startAlone(t, need.Lab(t), "/nonexistent/runtime.sock")
+	before, err := c.Status(ctx)
+	if err != nil {
 		t.Fatal(err)
 	}
-	stopAtEnd(t, c)
 	for range 50 {
 		if err := c.Signal(ctx, syscall.SIGHUP); err != nil {
 			t.Fatal(err)
@@ -397,4 +373,8 @@ func TestFiftyHandoversInARow(t *testing.T) {
 			t.Fatalf("a call in between: %v", err)
 		}
 	}
+	eventually(ctx, t, "a successor", func() (string, bool) {
+		s, err := c.Status(ctx)
+		return fmt.Sprintf("process %d, %v", s.PID, err), err == nil && s.PID != before.PID
+	})
 }

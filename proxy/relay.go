@@ -41,7 +41,7 @@ type relay struct {
 
 	// stopping is done when cleave stops: it ends the endless calls.
 	stopping context.Context //nolint:containedctx // a signal to many calls, not the context of one
-	stop     context.CancelCauseFunc
+	stop     context.CancelFunc
 }
 
 var (
@@ -51,7 +51,7 @@ var (
 
 func newRelay(upstream *grpc.ClientConn, socket string, g *guard, c *counters) *relay {
 	r := &relay{upstream: upstream, socket: socket, guard: g, counters: c}
-	r.stopping, r.stop = context.WithCancelCause(context.Background()) //nolint:forbidigo // the root of a signal; no work runs under it
+	r.stopping, r.stop = context.WithCancel(context.Background()) //nolint:forbidigo // the root of a signal; no work runs under it
 	return r
 }
 

@@ -146,7 +146,7 @@ func (s *Server) Drain(ctx context.Context) error {
 	for l := range listeners {
 		l.waitHandedOver(ctx)
 	}
-	s.relay.stop(errStopping)
+	s.relay.stop()
 
 	done := make(chan struct{})
 	go func() {

@@ -26,7 +26,7 @@ had are answered, after 15 minutes at the latest.`,
 		Args: cobra.NoArgs,
 	}
 	s := settingsFlags(cmd)
-	cmd.Flags().BoolVar(&passthrough, "passthrough", false, "serve without configuration file, corrections and measuring; only --listen and --runtime-endpoint count")
+	cmd.Flags().BoolVar(&passthrough, "passthrough", false, "serve without configuration file, corrections and measuring; only --listen, --runtime-endpoint and the --log flags count")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		load := s.load
 		if passthrough {

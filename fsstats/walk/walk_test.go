@@ -18,6 +18,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleave-cri/cleave/lab/need"
 )
 
 // du gives what du(1) says of path: bytes allocated and inodes.
@@ -447,9 +449,7 @@ func TestChangesDuringTheWalk(t *testing.T) {
 
 func TestMountsInsideAreLeftOut(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: mounts filesystems")
-	}
+	need.Root(t)
 	dir := t.TempDir()
 	for _, name := range []string{"tmpfs", "bind", "data"} {
 		must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
@@ -484,12 +484,8 @@ func TestMountsInsideAreLeftOut(t *testing.T) {
 
 func TestBtrfsSubvolumesCount(t *testing.T) {
 	t.Parallel()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: mounts a filesystem")
-	}
-	if _, err := exec.LookPath("mkfs.btrfs"); err != nil {
-		t.Skip("mkfs.btrfs is not installed")
-	}
+	need.Root(t)
+	need.Tools(t, "mkfs.btrfs")
 	dir := t.TempDir()
 	image, mnt := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
 	write(t, image, 0)

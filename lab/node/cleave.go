@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -16,7 +15,8 @@ import (
 	"github.com/cleave-cri/cleave/config"
 )
 
-// Cleave is a `cleave serve` of one's own: the real program in a process.
+// Cleave is a `cleave serve` of one's own: the real program in a process. Its
+// methods are for one caller at a time.
 type Cleave struct {
 	binary string
 	args   []string
@@ -24,10 +24,8 @@ type Cleave struct {
 	cfg    config.Config
 	log    string
 
-	mu  sync.Mutex
-	cmd *exec.Cmd     // the process started last, nil while none was; guarded by mu
-	end chan struct{} // closed when cmd has ended; guarded by mu
-	err error         // how it ended, valid after end; guarded by mu
+	cmd *exec.Cmd     // the process started last, nil while none was
+	end chan struct{} // closed when cmd has ended
 }
 
 // BuildCleave builds the program into a folder and returns its path. race adds
@@ -46,7 +44,7 @@ func BuildCleave(ctx context.Context, dir string, race bool) (string, error) {
 }
 
 // newCleave prepares a cleave with all its paths below dir. It is not started.
-func newCleave(binary, dir string, env []string, cfg config.Config, args ...string) (*Cleave, error) {
+func newCleave(binary, dir string, env []string, cfg config.Config) (*Cleave, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare cleave: %w", err)
 	}
@@ -63,7 +61,7 @@ func newCleave(binary, dir string, env []string, cfg config.Config, args ...stri
 	}
 	return &Cleave{
 		binary: binary, env: env, cfg: cfg, log: filepath.Join(dir, "log"),
-		args: append([]string{"serve", "--config", file}, args...),
+		args: []string{"serve", "--config", file},
 	}, nil
 }
 
@@ -95,15 +93,11 @@ func (c *Cleave) Start(ctx context.Context) error {
 		return fmt.Errorf("start cleave: %w", err)
 	}
 	end := make(chan struct{})
-	c.mu.Lock()
 	c.cmd, c.end = cmd, end
-	c.mu.Unlock()
-	// Ends with the process, which Stop, Kill or the run's janitor ends.
+	// Ends with the process, which Stop or the run's janitor ends. How it ended
+	// is in its log.
 	go func() {
-		err := cmd.Wait()
-		c.mu.Lock()
-		c.err = err
-		c.mu.Unlock()
+		_ = cmd.Wait() //nolint:errcheck // see above
 		close(end)
 	}()
 	return c.waitFor(ctx, cmd.Process.Pid, end)
@@ -166,12 +160,7 @@ func (c *Cleave) WaitMeasured(ctx context.Context) (agent.Status, error) {
 // socket. The old process goes on until its calls are answered; the function
 // returned waits for that.
 func (c *Cleave) HandOver(ctx context.Context) (waitOld func(context.Context) error, _ error) {
-	c.mu.Lock()
-	pid, end := c.cmd.Process.Pid, c.end
-	c.mu.Unlock()
-	if s, err := c.Status(ctx); err == nil {
-		pid = s.PID // a successor of the process that we started
-	}
+	pid, end := c.serving(ctx)
 	if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
 		return nil, fmt.Errorf("hand cleave over: %w", err)
 	}
@@ -208,14 +197,19 @@ func waitGone(ctx context.Context, pid int, end <-chan struct{}) error {
 	}
 }
 
-// Signal sends a signal to the process that serves now.
-func (c *Cleave) Signal(ctx context.Context, sig syscall.Signal) error {
-	c.mu.Lock()
-	pid := c.cmd.Process.Pid
-	c.mu.Unlock()
+// serving returns the process that serves now, which may be a successor of the
+// one that we started, and the channel that is closed when ours has ended.
+func (c *Cleave) serving(ctx context.Context) (pid int, end <-chan struct{}) {
+	pid = c.cmd.Process.Pid
 	if s, err := c.Status(ctx); err == nil {
 		pid = s.PID
 	}
+	return pid, c.end
+}
+
+// Signal sends a signal to the process that serves now.
+func (c *Cleave) Signal(ctx context.Context, sig syscall.Signal) error {
+	pid, _ := c.serving(ctx)
 	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("signal cleave: %w", err)
 	}
@@ -224,16 +218,10 @@ func (c *Cleave) Signal(ctx context.Context, sig syscall.Signal) error {
 
 // Stop ends the process with SIGTERM and waits for it.
 func (c *Cleave) Stop(ctx context.Context) error {
-	c.mu.Lock()
-	cmd, end := c.cmd, c.end
-	c.mu.Unlock()
-	if cmd == nil {
+	if c.cmd == nil {
 		return nil
 	}
-	pid := cmd.Process.Pid
-	if s, err := c.Status(ctx); err == nil {
-		pid = s.PID
-	}
+	pid, end := c.serving(ctx)
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("stop cleave: %w", err)
 	}

@@ -137,7 +137,7 @@ func (n *Node) config() config.Config {
 	cfg := config.Default()
 	cfg.Runtime.Endpoint = config.Endpoint(n.Runtime.Socket())
 	cfg.Filesystems.NodeFS = n.Run.Dir()
-	cfg.Filesystems.Logs = filepath.Join(n.Run.Dir())
+	cfg.Filesystems.Logs = n.Run.Dir()
 	cfg.Measure.Period = cfg.Measure.Period / 10
 	cfg.Measure.MaxCorePercent = 100
 	return cfg
