@@ -167,21 +167,13 @@ func (a *agent) interceptors() (map[string]proxy.AnswerFunc, error) {
 	if a.opt.Passthrough {
 		return nil, nil
 	}
-	a.observer = &observer{
-		configured:  a.cfg.Filesystems,
-		period:      a.cfg.Measure.Period,
-		corePercent: a.cfg.Measure.MaxCorePercent,
+	a.observer = newObserver(a.cfg, observed{
 		store:       snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace),
 		filesystems: fsstats.NewProber(),
 		mountpoints: mountpoints(a.upstream),
 		walk:        walk.Measure,
-		log:         a.log.Named("observer"),
-		wanted:      make(chan struct{}, 1),
-		layers:      map[layerID]*layerState{},
-	}
-	if err := a.observer.prime(); err != nil {
-		return nil, err
-	}
+	}, a.log.Named("observer"))
+	a.observer.prime()
 	if a.cfg.Mode == config.ModeObserve {
 		return nil, nil
 	}

@@ -75,8 +75,8 @@ func checkLayout(ctx context.Context, cfg config.Config, control string) doctor.
 	if !errors.Is(err, ErrNotRunning) {
 		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
 	}
-	o := observer{configured: cfg.Filesystems, imagePath: fallbackImages}
-	layout, err := fsstats.NewProber().Resolve(o.paths("", ""))
+	o := observer{configured: cfg.Filesystems}
+	layout, err := fsstats.NewProber().Resolve(o.paths(fallbackImages, "", ""))
 	if err != nil {
 		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
 	}

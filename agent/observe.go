@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -31,6 +32,9 @@ const (
 	// 1.6 µs an entry (CTD-111) it leaves five sixths of it to others.
 	walkEntriesPerSecond = 100_000
 
+	// passSlow is how long a pass may take before that is told.
+	passSlow = 30 * time.Second
+
 	// fallbackImages is where containerd keeps its data unless told
 	// otherwise; used until the runtime has said it itself.
 	fallbackImages = "/var/lib/containerd"
@@ -39,7 +43,7 @@ const (
 // store is the runtime's store; snapshot.Store has it.
 type store interface {
 	Inventory(ctx context.Context) (snapshot.Inventory, error)
-	Upper(ctx context.Context, l snapshot.Layer) (string, error)
+	Folders(ctx context.Context, l snapshot.Layer) (snapshot.Folders, error)
 	Usage(ctx context.Context, l snapshot.Layer) (snapshot.Usage, error)
 }
 
@@ -62,43 +66,58 @@ type observer struct {
 	period      time.Duration
 	corePercent int
 
-	store       store
 	filesystems filesystems
 	mountpoints mountpointsFunc
-	walk        walkFunc
 	log         *zap.Logger
 
 	newest atomic.Pointer[picture]
 	wanted chan struct{}
+	// doing is what the pass under way is looking at.
+	doing atomic.Pointer[string]
 
 	// Used by the one goroutine of run only.
-	layers  map[layerID]*layerState
+	book    *layerBook
 	failing string
-	// imagePath is where images are, a guess until confirmed.
-	imagePath string
+	// named is the path that the runtime names for images, a guess until
+	// confirmed.
+	named     string
 	confirmed bool
-	// contentRoot and storeRead are from when the store was last read.
-	contentRoot string
-	storeRead   time.Time
 }
 
-// layerID names a snapshot for as long as it lives.
-type layerID struct {
-	snapshotter, key string
-	created          time.Time
+// newObserver returns an observer that has nothing but an empty picture yet.
+func newObserver(cfg config.Config, parts observed, log *zap.Logger) *observer {
+	o := &observer{
+		configured:  cfg.Filesystems,
+		period:      cfg.Measure.Period,
+		corePercent: cfg.Measure.MaxCorePercent,
+		filesystems: parts.filesystems,
+		mountpoints: parts.mountpoints,
+		log:         log,
+		wanted:      make(chan struct{}, 1),
+		named:       fallbackImages,
+	}
+	o.book = &layerBook{
+		store:       parts.store,
+		filesystems: parts.filesystems,
+		walk:        parts.walk,
+		period:      o.period,
+		log:         log,
+		at:          o.at,
+		layers:      map[layerID]*layerState{},
+	}
+	o.newest.Store(emptyPicture())
+	return o
 }
 
-// layerState is what is remembered of a snapshot between two passes.
-type layerState struct {
-	layer snapshot.Layer
-	// folder holds what is written, empty if there is none to be walked.
-	folder string
-	// noFolder says that there is none, so that the runtime has to measure.
-	noFolder bool
-	// filesystem is the one that the folder is on, nil while unknown.
-	filesystem *fsstats.Filesystem
-	used       *diskstats.Usage
+// observed is what an observer looks at.
+type observed struct {
+	store       store
+	filesystems filesystems
+	mountpoints mountpointsFunc
+	walk        walkFunc
 }
+
+func (o *observer) at(what string) { o.doing.Store(&what) }
 
 // picture is everything that is known at one moment. It is not changed once
 // it is published.
@@ -115,6 +134,11 @@ type picture struct {
 	problem string
 }
 
+// emptyPicture is one in which nothing is known.
+func emptyPicture() *picture {
+	return &picture{facts: &diskstats.Facts{Images: diskstats.Store{Guessed: true}, Containers: diskstats.Store{Guessed: true}}}
+}
+
 // Facts implements [diskstats.Source].
 func (o *observer) Facts() *diskstats.Facts { return o.newest.Load().facts }
 
@@ -128,23 +152,22 @@ func (o *observer) Wanted() {
 
 var _ diskstats.Source = (*observer)(nil)
 
-// prime publishes a first picture from the configured paths alone, so that
-// there always is one. It fails if the filesystem of images or of containers
-// can't be looked at; a path that is only missing stands for its parent.
-func (o *observer) prime() error {
-	o.imagePath = cmp.Or(o.configured.ImageFS, fallbackImages)
-	layout, err := o.filesystems.Resolve(o.paths("", ""))
+// prime publishes a first picture from the configured paths alone. A path that
+// is only missing stands for its parent. Where the filesystem of images or of
+// containers can't be looked at there is an empty picture, and the runtime's own
+// answers go through.
+func (o *observer) prime() {
+	layout, err := o.filesystems.Resolve(o.paths(o.named, "", ""))
+	p := assemble(observation{layout: layout, guessed: o.guessed()})
+	if p == nil {
+		p = emptyPicture()
+		p.layout = layout
+	}
 	if err != nil {
-		o.log.Warn("some filesystems can't be looked at", zap.Error(err))
+		p.problem = err.Error()
 	}
-	if _, ok := layout.Get(fsstats.ImageFS); !ok {
-		return fmt.Errorf("look at the filesystem of %s: %w", o.imagePath, err)
-	}
-	if _, ok := layout.Get(fsstats.ContainerFS); !ok {
-		return fmt.Errorf("look at the filesystem of containers: %w", err)
-	}
-	o.newest.Store(assemble(observation{layout: layout, guessed: o.guessed()}))
-	return nil
+	o.logOnChange(p.problem)
+	o.newest.Store(p)
 }
 
 // guessed reports whether the place of images is known from nobody.
@@ -188,7 +211,9 @@ func sleep(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
 // pass measures what is due and publishes a new picture.
 func (o *observer) pass(ctx context.Context) {
 	began := time.Now()
+	slow := time.AfterFunc(passSlow, func() { o.tellSlow(began) })
 	p, err := o.lookSafely(ctx, began)
+	slow.Stop()
 	if ctx.Err() != nil {
 		return
 	}
@@ -206,6 +231,22 @@ func (o *observer) pass(ctx context.Context) {
 		p.measuredAt, p.cost, p.problem = time.Now(), time.Since(began), problem
 	}
 	o.newest.Store(p)
+}
+
+// tellSlow says in the picture, while a pass is still under way, what it waits
+// for.
+func (o *observer) tellSlow(began time.Time) {
+	what := "something"
+	if doing := o.doing.Load(); doing != nil {
+		what = *doing
+	}
+	problem := fmt.Sprintf("the measurement that began %s has not ended and looks at %s: it is very large, or its filesystem does not answer",
+		began.UTC().Format("2006-01-02 15:04:05Z"), what)
+	o.log.Warn("measuring takes long, the last good figures stay", zap.String("problem", problem))
+	old := o.newest.Load()
+	told := *old
+	told.problem = problem
+	o.newest.CompareAndSwap(old, &told) // not if the pass has just ended
 }
 
 func (o *observer) logOnChange(problem string) {
@@ -233,221 +274,94 @@ func (o *observer) lookSafely(ctx context.Context, now time.Time) (p *picture, e
 // look returns a new picture. With a nil picture the error says why there is
 // none, otherwise what is missing in it.
 func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
-	storeCtx, cancel := context.WithTimeout(ctx, storeTimeout)
-	defer cancel()
-	images, containers, err := o.mountpoints(storeCtx)
+	o.at("the runtime's ImageFsInfo")
+	images, containers, err := o.mountpoints(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ask the runtime where images are: %w", err)
 	}
 	if len(images) > 0 {
-		o.imagePath, o.confirmed = images[0], true
+		o.named, o.confirmed = images[0], true
 	}
-	var problems []error
 	// Without the store the layers known so far are still measured, and
 	// mountpoints are still right.
-	if inv, err := o.store.Inventory(storeCtx); err != nil {
-		problems = append(problems, err)
-	} else {
-		o.contentRoot, o.storeRead = inv.ContentRoot, now
-		o.follow(storeCtx, inv.Layers)
-	}
-	problems = append(problems, o.measureLayers(ctx, now)...)
+	problems := o.book.refresh(ctx, now)
 
-	layout, err := o.filesystems.Resolve(o.paths(o.containerPath(), o.contentRoot))
+	imagePath := o.book.imagePath(o.named)
+	o.at("the filesystems of all roles")
+	layout, err := o.filesystems.Resolve(o.paths(imagePath, o.book.containerPath(imagePath), o.book.contentRoot))
 	if err != nil {
 		problems = append(problems, err)
 	}
-	content, err := o.measureContent(ctx, o.contentRoot)
+	content, err := o.book.measureContent(ctx)
 	if err != nil {
 		problems = append(problems, err)
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	layers := make([]layerState, 0, len(o.layers))
-	for _, l := range o.layers {
-		layers = append(layers, *l)
-	}
 	p := assemble(observation{
-		at:      o.storeRead,
+		at:      o.book.readAt,
 		guessed: o.guessed(),
 		layout:  layout,
-		layers:  layers,
+		layers:  o.book.sorted(),
 		content: content,
 		devices: o.devices(slices.Concat(images, containers)),
 	})
-	if p == nil {
-		return nil, errors.Join(problems...)
+	return p, summary(problems)
+}
+
+// maxProblems is how many different problems are told one by one.
+const maxProblems = 3
+
+// summary joins errors in an order that does not depend on chance: what is told
+// on change only must not change by itself.
+func summary(problems []error) error {
+	texts := make([]string, 0, len(problems))
+	for _, err := range problems {
+		texts = append(texts, err.Error())
 	}
-	return p, errors.Join(problems...)
+	slices.Sort(texts)
+	texts = slices.Compact(texts)
+	if len(texts) == 0 {
+		return nil
+	}
+	if more := len(texts) - maxProblems; more > 0 {
+		texts = append(texts[:maxProblems], fmt.Sprintf("and %d more", more))
+	}
+	return errors.New(strings.Join(texts, "; "))
 }
 
 // paths are the paths of all roles. containers and content are what was found
 // out, empty while unknown.
-func (o *observer) paths(containers, content string) map[fsstats.Role]string {
+func (o *observer) paths(images, containers, content string) map[fsstats.Role]string {
+	images = cmp.Or(o.configured.ImageFS, images)
 	return map[fsstats.Role]string{
 		fsstats.NodeFS:      o.configured.NodeFS,
 		fsstats.Logs:        o.configured.Logs,
-		fsstats.ImageFS:     cmp.Or(o.configured.ImageFS, o.imagePath),
-		fsstats.ContainerFS: cmp.Or(o.configured.ContainerFS, containers, o.imagePath),
+		fsstats.ImageFS:     images,
+		fsstats.ContainerFS: cmp.Or(o.configured.ContainerFS, containers, images),
 		fsstats.Content:     content,
 	}
 }
 
-// containerPath is where the writable layers really are: the filesystem that
-// holds most of them, empty if there are none. Where that is the filesystem of
-// images the path of images names it best.
-func (o *observer) containerPath() string {
-	counts := map[fsstats.Device]int{}
-	places := map[fsstats.Device]string{}
-	for _, l := range o.layers {
-		if l.filesystem == nil || (l.layer.Class != snapshot.Container && l.layer.Class != snapshot.Sandbox) {
-			continue
-		}
-		counts[l.filesystem.Device]++
-		places[l.filesystem.Device] = l.filesystem.Mountpoint
-	}
-	best, most := "", 0
-	for device, n := range counts {
-		if n > most || (n == most && places[device] < best) {
-			best, most = places[device], n
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	image, err := o.filesystems.FilesystemOf(o.imagePath)
-	if err == nil && places[image.Device] == best {
-		return o.imagePath
-	}
-	return best
-}
-
 // devices says on which filesystem each of the paths is that the runtime names.
+// A path that does not answer is left out: nothing is known of it.
 func (o *observer) devices(paths []string) map[string]string {
 	devices := make(map[string]string, len(paths))
 	for _, path := range paths {
+		o.at("the filesystem of " + path)
 		fs, err := o.filesystems.FilesystemOf(path)
-		if err != nil {
+		switch {
+		case err == nil:
+			devices[path] = fs.Device.String()
+		case errors.Is(err, fsstats.ErrNoAnswer):
+		default:
 			// A path that does not exist is on no filesystem: named to the
 			// kubelet it would be wrong (CTD-4).
 			devices[path] = ""
-			continue
 		}
-		devices[path] = fs.Device.String()
 	}
 	return devices
-}
-
-// follow brings the remembered layers up to date with the store: forgets those
-// that are gone and finds the folders of new ones.
-func (o *observer) follow(ctx context.Context, layers []snapshot.Layer) {
-	seen := make(map[layerID]bool, len(layers))
-	for _, l := range layers {
-		id := layerID{l.Snapshotter, l.Key, l.CreatedAt}
-		seen[id] = true
-		state := o.layers[id]
-		if state == nil {
-			state = &layerState{layer: l}
-			o.layers[id] = state
-		}
-		// An owner may come after its snapshot.
-		state.layer = l
-		if l.Class == snapshot.Image || l.Class == snapshot.View || state.folder != "" || state.noFolder {
-			continue
-		}
-		folder, err := o.store.Upper(ctx, l)
-		if errors.Is(err, snapshot.ErrNoFolder) {
-			state.noFolder = true
-			continue
-		}
-		if err != nil {
-			// It may be gone by now; the next pass knows.
-			o.log.Debug("a snapshot has no folder", zap.String("key", l.Key), zap.Error(err))
-			continue
-		}
-		state.folder = folder
-	}
-	for id := range o.layers {
-		if !seen[id] {
-			delete(o.layers, id)
-		}
-	}
-}
-
-// measureLayers measures what was never measured or is older than the period.
-func (o *observer) measureLayers(ctx context.Context, now time.Time) (problems []error) {
-	for _, state := range o.layers {
-		if ctx.Err() != nil {
-			return append(problems, ctx.Err())
-		}
-		var err error
-		switch {
-		case state.layer.Class == snapshot.Image:
-			if state.used == nil { // a committed layer does not change
-				err = o.askUsage(ctx, state)
-			}
-		case state.noFolder && (state.used == nil || now.Sub(state.used.At) >= o.period):
-			err = o.askUsage(ctx, state)
-		case state.folder != "" && (state.used == nil || now.Sub(state.used.At) >= o.period):
-			err = o.walkLayer(ctx, state)
-		}
-		if err != nil {
-			problems = append(problems, err)
-		}
-	}
-	return problems
-}
-
-func (o *observer) askUsage(ctx context.Context, state *layerState) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	used, err := o.store.Usage(ctx, state.layer)
-	if err != nil {
-		// Most likely removed since it was listed.
-		o.log.Debug("a layer has no usage", zap.String("key", state.layer.Key), zap.Error(err))
-		return nil
-	}
-	state.used = &diskstats.Usage{Bytes: unsigned(used.Bytes), Inodes: unsigned(used.Inodes), At: time.Now()}
-	return nil
-}
-
-func (o *observer) walkLayer(ctx context.Context, state *layerState) error {
-	fs, err := o.filesystems.FilesystemOf(state.folder)
-	if err != nil {
-		o.log.Debug("a layer's folder is gone", zap.String("folder", state.folder), zap.Error(err))
-		return nil
-	}
-	used, err := o.walk(ctx, state.folder, walk.Options{EntriesPerSecond: walkEntriesPerSecond})
-	if err != nil {
-		o.log.Debug("a layer can't be measured", zap.String("folder", state.folder), zap.Error(err))
-		return nil
-	}
-	state.filesystem = &fs
-	if used.Partial {
-		// A lower bound is not the figure; the last good one stays.
-		return fmt.Errorf("measure %s: %w", state.folder, errors.Join(used.Errors...))
-	}
-	state.used = usageOf(used)
-	return nil
-}
-
-func (o *observer) measureContent(ctx context.Context, root string) (*diskstats.Usage, error) {
-	if root == "" {
-		return nil, nil
-	}
-	used, err := o.walk(ctx, root, walk.Options{EntriesPerSecond: walkEntriesPerSecond})
-	if err != nil {
-		return nil, fmt.Errorf("measure the content store: %w", err)
-	}
-	if used.Partial {
-		return nil, fmt.Errorf("measure the content store %s: %w", root, errors.Join(used.Errors...))
-	}
-	return usageOf(used), nil
-}
-
-func usageOf(u walk.Usage) *diskstats.Usage {
-	return &diskstats.Usage{Bytes: unsigned(u.Bytes), Inodes: unsigned(u.Inodes), At: u.Finished}
 }
 
 // unsigned turns a count, which is never negative, into the CRI's type.

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,20 +31,39 @@ type node struct {
 	walks  map[string]int   // guarded by mu
 	hold   chan struct{}    // if not nil, a walk waits for it; guarded by mu
 	took   time.Duration    // each walk takes that long; guarded by mu
+	lower  string           // a container's lower layer; not changed
+	// walkFails are errors of walks by folder; guarded by mu
+	walkFails map[string]error
+	unread    []string          // snapshotters that can't be read; guarded by mu
+	roots     map[string]string // of snapshotters, by name; not changed
+	// places answers for single paths; not changed
+	places map[string]func() (fsstats.Filesystem, error)
 }
 
 func (n *node) Inventory(context.Context) (snapshot.Inventory, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return snapshot.Inventory{
+	inv := snapshot.Inventory{
 		Snapshotters: []snapshot.Snapshotter{{Name: "overlayfs", Root: "/images"}},
 		ContentRoot:  "/images/content",
-		Layers:       append([]snapshot.Layer(nil), n.layers...),
-	}, n.fail
+		Unread:       n.unread,
+	}
+	for name, root := range n.roots {
+		inv.Snapshotters = append(inv.Snapshotters, snapshot.Snapshotter{Name: name, Root: root})
+	}
+	for _, l := range n.layers {
+		if !slices.Contains(n.unread, l.Snapshotter) {
+			inv.Layers = append(inv.Layers, l)
+		}
+	}
+	if n.fail == nil && len(n.unread) > 0 {
+		return inv, fmt.Errorf("%w: %s", snapshot.ErrUnread, n.unread)
+	}
+	return inv, n.fail
 }
 
-func (n *node) Upper(_ context.Context, l snapshot.Layer) (string, error) {
-	return "/layers/" + l.Key, nil
+func (n *node) Folders(_ context.Context, l snapshot.Layer) (snapshot.Folders, error) {
+	return snapshot.Folders{Upper: "/layers/" + l.Key, Lower: n.lower}, nil
 }
 
 func (n *node) Usage(context.Context, snapshot.Layer) (snapshot.Usage, error) {
@@ -68,6 +90,9 @@ var (
 )
 
 func (n *node) FilesystemOf(path string) (fsstats.Filesystem, error) {
+	if f, ok := n.places[path]; ok {
+		return f()
+	}
 	fs := fsstats.Filesystem{Device: imagesDevice, Mountpoint: "/images", CapacityBytes: 1 << 30, UsedBytes: 1 << 20, MeasuredAt: time.Now()}
 	if len(path) > 8 && path[:8] == "/layers/" || path == "/layers" {
 		fs.Device, fs.Mountpoint = containersDevice, "/layers"
@@ -77,24 +102,29 @@ func (n *node) FilesystemOf(path string) (fsstats.Filesystem, error) {
 
 func (n *node) Resolve(paths map[fsstats.Role]string) (fsstats.Layout, error) {
 	var l fsstats.Layout
+	var errs []error
 	for _, role := range fsstats.Roles() {
 		if paths[role] == "" {
 			continue
 		}
 		fs, err := n.FilesystemOf(paths[role])
 		if err != nil {
-			return l, err
+			errs = append(errs, err)
+			continue
 		}
 		l.Places = append(l.Places, fsstats.Place{Role: role, Configured: paths[role], Path: paths[role], Reported: paths[role], Filesystem: fs})
 	}
-	return l, nil
+	return l, errors.Join(errs...)
 }
 
 func (n *node) walk(ctx context.Context, root string, _ walk.Options) (walk.Usage, error) {
 	n.mu.Lock()
 	n.walks[root]++
-	hold, took, bytes := n.hold, n.took, n.bytes[root]
+	hold, took, bytes, fail := n.hold, n.took, n.bytes[root], n.walkFails[root]
 	n.mu.Unlock()
+	if fail != nil {
+		return walk.Usage{}, fail
+	}
 	if hold != nil {
 		select {
 		case <-hold:
@@ -108,20 +138,16 @@ func (n *node) walk(ctx context.Context, root string, _ walk.Options) (walk.Usag
 	return walk.Usage{Bytes: bytes, Inodes: 3, Finished: time.Now()}, nil
 }
 
-func newObserver(n *node) *observer {
+func observerOf(n *node) *observer {
 	n.walks, n.bytes = map[string]int{}, map[string]int64{}
-	return &observer{
-		configured:  config.Default().Filesystems,
-		period:      10 * time.Second,
-		corePercent: 50,
+	cfg := config.Default()
+	cfg.Measure = config.Measure{Period: 10 * time.Second, MaxCorePercent: 50}
+	return newObserver(cfg, observed{
 		store:       n,
 		filesystems: n,
 		mountpoints: func(context.Context) ([]string, []string, error) { return []string{"/images"}, nil, nil },
 		walk:        n.walk,
-		log:         zap.NewNop(),
-		wanted:      make(chan struct{}, 1),
-		layers:      map[layerID]*layerState{},
-	}
+	}, zap.NewNop())
 }
 
 func container(id string) snapshot.Layer {
@@ -131,9 +157,7 @@ func container(id string) snapshot.Layer {
 // start primes and runs an observer in a bubble of fake time.
 func start(t *testing.T, o *observer) {
 	t.Helper()
-	if err := o.prime(); err != nil {
-		t.Fatal(err)
-	}
+	o.prime()
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
 	done.Go(func() { o.run(ctx) })
@@ -143,10 +167,8 @@ func start(t *testing.T, o *observer) {
 
 func TestFactsAreThereBeforeTheFirstMeasurement(t *testing.T) {
 	t.Parallel()
-	o := newObserver(&node{})
-	if err := o.prime(); err != nil {
-		t.Fatal(err)
-	}
+	o := observerOf(&node{})
+	o.prime()
 	f := o.Facts()
 	if f.Images.Mountpoint == "" || f.Containers.Mountpoint == "" || f.Images.Used != nil || f.Containers.Used != nil {
 		t.Errorf("facts %+v, want mountpoints and no usage", f)
@@ -157,7 +179,7 @@ func TestLayersAreMeasuredOncePerPeriod(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}}}
-		o := newObserver(n)
+		o := observerOf(n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		want := diskstats.Layer{
@@ -185,7 +207,7 @@ func TestANewContainerIsMeasuredSoonWhenWanted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := newObserver(n)
+		o := observerOf(n)
 		start(t, o)
 		n.mu.Lock()
 		n.layers = append(n.layers, container("b"))
@@ -208,7 +230,7 @@ func TestMeasuringKeepsToItsShare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}, took: 10 * time.Second}
-		o := newObserver(n)
+		o := observerOf(n)
 		o.corePercent = 10
 		start(t, o)
 		time.Sleep(1000 * time.Second) //nolint:forbidigo // time is the bubble's
@@ -225,7 +247,7 @@ func TestAnswersNeverWaitForAWalk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := newObserver(n)
+		o := observerOf(n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		measuredAt := time.Now()
@@ -248,7 +270,7 @@ func TestLastGoodFiguresStayWhileTheStoreFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := newObserver(n)
+		o := observerOf(n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		n.mu.Lock()
@@ -296,13 +318,12 @@ func TestContainersAreWhereMostLayersAre(t *testing.T) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			o := newObserver(&node{})
-			o.imagePath = "/images"
+			o := observerOf(&node{})
 			for i, f := range tc.where {
 				l := container(fmt.Sprint(i))
-				o.layers[layerID{key: l.Key}] = &layerState{layer: l, filesystem: f}
+				o.book.layers[layerID{key: l.Key}] = &layerState{layer: l, filesystem: f}
 			}
-			if got := o.containerPath(); got != tc.want {
+			if got := o.book.containerPath("/images"); got != tc.want {
 				t.Errorf("containers are at %q, want %q", got, tc.want)
 			}
 		})
@@ -321,11 +342,11 @@ func TestASumWithoutOneFigureIsNoSum(t *testing.T) {
 	there, _ := n.FilesystemOf("/layers/x") //nolint:errcheck // never fails
 	measured := layerState{layer: container("a"), filesystem: &there, used: &diskstats.Usage{Bytes: 5, At: time.Unix(5, 0)}}
 	unmeasured := layerState{layer: container("b")} // on images' or containers' disk? not known yet
-	p := assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []layerState{measured}})
+	p := assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []*layerState{&measured}})
 	if got := p.facts.Containers.Used; got == nil || got.Bytes != 5 || !got.At.Equal(time.Unix(5, 0)) {
 		t.Errorf("one layer: %+v, want 5 bytes of its time", got)
 	}
-	p = assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []layerState{measured, unmeasured}})
+	p = assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []*layerState{&measured, &unmeasured}})
 	if got := p.facts.Containers.Used; got != nil {
 		t.Errorf("one of two layers measured: %+v, want nothing", got)
 	}
@@ -342,7 +363,7 @@ func TestAViewTakesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "look", Class: snapshot.View}}}
-		o := newObserver(n)
+		o := observerOf(n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		if got := o.Facts().Containers.Used; got == nil || got.Bytes != 5000 {
@@ -356,10 +377,10 @@ func TestAPanicWhileMeasuringIsAProblemNotTheEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := newObserver(n)
+		o := observerOf(n)
 		n.set("/layers/a", 5000)
 		broken := false
-		o.walk = func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error) {
+		o.book.walk = func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error) {
 			n.mu.Lock()
 			b := broken
 			n.mu.Unlock()
@@ -379,6 +400,200 @@ func TestAPanicWhileMeasuringIsAProblemNotTheEnd(t *testing.T) {
 		}
 		if p := o.newest.Load(); p.problem == "" {
 			t.Error("no problem is told")
+		}
+	})
+}
+
+// on answers that a path is on a filesystem.
+func on(device fsstats.Device, mountpoint string) func() (fsstats.Filesystem, error) {
+	return func() (fsstats.Filesystem, error) {
+		return fsstats.Filesystem{Device: device, Mountpoint: mountpoint, CapacityBytes: 1 << 30, UsedBytes: 1 << 20, MeasuredAt: time.Now()}, nil
+	}
+}
+
+// says answers with an error.
+func says(err error) func() (fsstats.Filesystem, error) {
+	return func() (fsstats.Filesystem, error) { return fsstats.Filesystem{}, err }
+}
+
+var thirdDevice = fsstats.Device{Major: 8, Minor: 33}
+
+// TestImagesAreWhereLayersAre: the runtime names the snapshotter's root, but the
+// layers below it are on a disk of their own, or the root does not exist (CTD-4).
+func TestImagesAreWhereLayersAre(t *testing.T) {
+	t.Parallel()
+	type places = map[string]func() (fsstats.Filesystem, error)
+	cases := []struct {
+		name   string
+		places places
+		lower  string
+		want   string
+		device fsstats.Device
+	}{
+		{"below the root", nil, "", "/images", imagesDevice},
+		{"snapshots is another disk, nothing runs", places{"/images/snapshots": on(thirdDevice, "/images/snapshots")}, "", "/images/snapshots", thirdDevice},
+		{"snapshots is another disk, a container runs",
+			places{"/images/snapshots": on(thirdDevice, "/images/snapshots"), "/images/snapshots/7/fs": on(thirdDevice, "/images/snapshots")},
+			"/images/snapshots/7/fs", "/images/snapshots", thirdDevice},
+		{"a container's lower layer is elsewhere", places{"/elsewhere": on(thirdDevice, "/elsewhere"), "/elsewhere/7/fs": on(thirdDevice, "/elsewhere")}, "/elsewhere/7/fs", "/elsewhere", thirdDevice},
+		{"the root does not exist", places{"/images": says(fs.ErrNotExist), "/images/snapshots": says(fs.ErrNotExist), "/elsewhere": on(thirdDevice, "/elsewhere"), "/elsewhere/7/fs": on(thirdDevice, "/elsewhere")},
+			"/elsewhere/7/fs", "/elsewhere", thirdDevice},
+		{"the lower layer does not answer", places{"/elsewhere/7/fs": says(fsstats.ErrNoAnswer)}, "/elsewhere/7/fs", "/images", imagesDevice},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				n := &node{
+					layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}},
+					places: tc.places, lower: tc.lower,
+				}
+				o := observerOf(n)
+				n.set("/layers/a", 5000)
+				start(t, o)
+				images := o.Facts().Images
+				if images.Mountpoint != tc.want || images.Device != tc.device.String() {
+					t.Errorf("images are at %s on %s, want %s on %s", images.Mountpoint, images.Device, tc.want, tc.device)
+				}
+				if images.Used == nil || images.Used.Bytes != 1000 {
+					t.Errorf("images use %+v, want the committed layer's 1000", images.Used)
+				}
+			})
+		})
+	}
+}
+
+// TestCTD14_LayersOfASecondSnapshotterAreWhereThatIs: they are no image bytes on
+// the first one's disk.
+func TestCTD14_LayersOfASecondSnapshotterAreWhereThatIs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{
+			layers: []snapshot.Layer{{Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}, {Snapshotter: "second", Key: "image", Class: snapshot.Image}},
+			roots:  map[string]string{"second": "/second"},
+			places: map[string]func() (fsstats.Filesystem, error){
+				"/second/snapshots": on(containersDevice, "/second"), "/second": on(containersDevice, "/second"),
+			},
+		}
+		o := observerOf(n)
+		start(t, o)
+		if got := o.Facts().Images.Used; got == nil || got.Bytes != 1000 {
+			t.Errorf("images use %+v, want 1000: one layer is on another disk", got)
+		}
+	})
+}
+
+// TestLayersOfASnapshotterThatCantBeReadAreKept: its process is down; what it
+// held is still there, and the others' figures go on.
+func TestLayersOfASnapshotterThatCantBeReadAreKept(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		other := container("b")
+		other.Snapshotter = "second"
+		n := &node{layers: []snapshot.Layer{container("a"), other}, roots: map[string]string{"second": "/second"}}
+		o := observerOf(n)
+		n.set("/layers/a", 5000)
+		n.set("/layers/b", 7000)
+		start(t, o)
+		n.mu.Lock()
+		n.unread = []string{"second"}
+		n.layers = []snapshot.Layer{other}
+		n.mu.Unlock()
+		time.Sleep(30 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		layers := o.Facts().Layers
+		if got := layers["b"].Used; got == nil || got.Bytes != 7000 {
+			t.Errorf("the layer of the snapshotter that can't be read: %+v, want 7000 bytes", got)
+		}
+		if _, ok := layers["a"]; ok {
+			t.Error("a layer that is gone from a snapshotter that was read is still told of")
+		}
+		if problem := o.newest.Load().problem; !strings.Contains(problem, "second") {
+			t.Errorf("problem %q, want one that names the snapshotter", problem)
+		}
+	})
+}
+
+// TestAFilesystemThatDoesNotAnswerIsNoReasonNotToServe: at the start nothing is
+// known of the images' place, later it is.
+func TestAFilesystemThatDoesNotAnswerIsNoReasonNotToServe(t *testing.T) {
+	t.Parallel()
+	n := &node{places: map[string]func() (fsstats.Filesystem, error){fallbackImages: says(fsstats.ErrNoAnswer)}}
+	o := observerOf(n)
+	o.prime()
+	p := o.newest.Load()
+	if p.facts == nil || p.facts.Images.Mountpoint != "" || !p.facts.Images.Guessed {
+		t.Errorf("facts %+v, want none", p.facts)
+	}
+	if _, ok := p.layout.Get(fsstats.NodeFS); !ok {
+		t.Error("nodefs answers and is not in the layout")
+	}
+	if p.problem == "" {
+		t.Error("no problem is told")
+	}
+	o.pass(t.Context())
+	if got := o.newest.Load().facts.Images.Mountpoint; got != "/images" {
+		t.Errorf("images at %q after the runtime has named them, want /images", got)
+	}
+}
+
+// TestALayerThatCantBeMeasuredIsAProblemUnlessItIsGone.
+func TestALayerThatCantBeMeasuredIsAProblemUnlessItIsGone(t *testing.T) {
+	t.Parallel()
+	n := &node{layers: []snapshot.Layer{container("a"), container("b")}}
+	o := observerOf(n)
+	n.walkFails = map[string]error{"/layers/a": errors.New("input/output error"), "/layers/b": fs.ErrNotExist}
+	o.pass(t.Context())
+	problem := o.newest.Load().problem
+	if !strings.Contains(problem, "/layers/a") || strings.Contains(problem, "/layers/b") {
+		t.Errorf("problem %q, want one of /layers/a alone", problem)
+	}
+}
+
+func TestProblemsAreToldTheSameWayEachTime(t *testing.T) {
+	t.Parallel()
+	errs := []error{errors.New("d"), errors.New("b"), errors.New("a"), errors.New("c"), errors.New("a"), errors.New("e")}
+	const want = "a; b; c; and 2 more"
+	for range 10 {
+		errs = append(errs[1:], errs[0])
+		if got := summary(errs); got.Error() != want {
+			t.Errorf("told %q, want %q", got, want)
+		}
+	}
+	if summary(nil) != nil {
+		t.Error("no problem is told as one")
+	}
+}
+
+// TestAPassThatHangsIsTold says what it waits for, and is over when it ends.
+func TestAPassThatHangsIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := observerOf(n)
+		n.set("/layers/a", 5000)
+		start(t, o)
+		hold := make(chan struct{})
+		n.mu.Lock()
+		n.hold = hold
+		n.mu.Unlock()
+		time.Sleep(2 * passSlow) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		p := o.newest.Load()
+		if !strings.Contains(p.problem, "/layers/a") {
+			t.Errorf("problem %q, want one that names /layers/a", p.problem)
+		}
+		if p.facts.Layers["a"].Used == nil {
+			t.Error("the last good figures are gone")
+		}
+		n.mu.Lock()
+		n.hold = nil
+		n.mu.Unlock()
+		close(hold)
+		time.Sleep(2 * passSlow) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if p := o.newest.Load(); p.problem != "" {
+			t.Errorf("problem %q after it was over", p.problem)
 		}
 	})
 }

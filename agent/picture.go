@@ -39,7 +39,7 @@ type observation struct {
 	// guessed says that the place of images is not confirmed.
 	guessed bool
 	layout  fsstats.Layout
-	layers  []layerState
+	layers  []*layerState
 	// content is nil while the content store is not measured.
 	content *diskstats.Usage
 	// devices are the filesystems of the paths that the runtime names.
@@ -98,7 +98,7 @@ func storeOf(p fsstats.Place) diskstats.Store {
 // deviceOf is the filesystem of a layer. What could not be looked at yet counts
 // where things of its kind are: image layers with the images, all else with the
 // containers.
-func deviceOf(l layerState, images, containers fsstats.Place) fsstats.Device {
+func deviceOf(l *layerState, images, containers fsstats.Place) fsstats.Device {
 	switch {
 	case l.filesystem != nil:
 		return l.filesystem.Device
@@ -109,7 +109,7 @@ func deviceOf(l layerState, images, containers fsstats.Place) fsstats.Device {
 	}
 }
 
-func factOf(l layerState, images, containers fsstats.Place) diskstats.Layer {
+func factOf(l *layerState, images, containers fsstats.Place) diskstats.Layer {
 	fs := *l.filesystem
 	mountpoint := fs.Mountpoint
 	switch fs.Device {

@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"sync"
 	"time"
 )
 
@@ -40,6 +41,10 @@ var (
 	ErrNoCapacity = errors.New("no parent directory is on a filesystem with a capacity")
 	// ErrNotAbsolute says that a path does not start at the root directory.
 	ErrNotAbsolute = errors.New("path is not absolute")
+	// ErrNoAnswer says that the kernel has not answered about a path in time:
+	// a network filesystem whose server is gone, a frozen filesystem, a disk
+	// that hangs.
+	ErrNoAnswer = errors.New("the filesystem does not answer")
 )
 
 // Device is the number of a filesystem's superblock as in mountinfo. For a
@@ -104,20 +109,95 @@ func (f Filesystem) InodesUsed() (used uint64, ok bool) {
 	return saturatingSub(*f.InodesTotal, *f.InodesFree), true
 }
 
-// Prober asks the kernel of the mount namespace it runs in. It holds no state
-// and no open files; its methods may be called from several goroutines.
+// Prober asks the kernel of the mount namespace it runs in. It holds no open
+// files; its methods may be called from several goroutines.
 //
 // A probe blocks as long as the kernel does: forever on a network filesystem
-// whose server is gone. Nothing can cancel that, so never probe while answering
-// a request, and give each path that may hang its own goroutine.
+// whose server is gone. Nothing can cancel that. So each path is asked about in
+// a goroutine of its own, which is left behind with [ErrNoAnswer] when its time
+// is over; while it hangs the same path is not asked about again. One path that
+// hangs leaves at most one goroutine and one thread of the kernel's waiting, and
+// does not touch the others.
 type Prober struct {
 	src source
 	now func() time.Time
+	// limit is how long a path may take, zero for any time.
+	limit time.Duration
+
+	mu sync.Mutex
+	// hanging are the paths whose question was left behind, with the time when
+	// it was put; guarded by mu.
+	hanging map[string]time.Time
 }
+
+// probeLimit is how long a path may take: statfs and an open without reading
+// take microseconds, and some hundred milliseconds on a network filesystem in
+// trouble.
+const probeLimit = 2 * time.Second
 
 // NewProber returns a Prober for this process's mount namespace.
 func NewProber() *Prober {
-	return &Prober{src: kernelSource{}, now: time.Now}
+	return &Prober{src: kernelSource{}, now: time.Now, limit: probeLimit}
+}
+
+// ask puts a question about a path and waits for its answer within the limit.
+func ask[T any](p *Prober, path string, question func() (T, error)) (T, error) {
+	if p.limit <= 0 {
+		return question()
+	}
+	var none T
+	began := p.now()
+	if since, hangs := p.hangs(path); hangs {
+		return none, noAnswer(path, since)
+	}
+	type answer struct {
+		value T
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		value, err := question()
+		answers <- answer{value, err}
+		p.forget(path)
+	}()
+	timer := time.NewTimer(p.limit)
+	defer timer.Stop()
+	select {
+	case a := <-answers:
+		return a.value, a.err
+	case <-timer.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	select {
+	case a := <-answers: // just now; forget comes after it and may have been here already
+		return a.value, a.err
+	default:
+	}
+	if p.hanging == nil {
+		p.hanging = map[string]time.Time{}
+	}
+	p.hanging[path] = began
+	return none, noAnswer(path, began)
+}
+
+// noAnswer has the same words as long as a path hangs: what is said on change
+// only is then said once.
+func noAnswer(path string, since time.Time) error {
+	return fmt.Errorf("find filesystem of %q: %w since %s", path, ErrNoAnswer, since.UTC().Format("2006-01-02 15:04:05Z"))
+}
+
+func (p *Prober) hangs(path string) (since time.Time, hangs bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	since, hangs = p.hanging[path]
+	return since, hangs
+}
+
+func (p *Prober) forget(path string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.hanging, path)
 }
 
 // FilesystemOf tells on which filesystem path is, following symlinks, and
@@ -125,12 +205,14 @@ func NewProber() *Prober {
 // name, not just a directory. Nothing is opened for reading and no automount is
 // triggered.
 //
-// Errors wrap ErrNotAbsolute, fs.ErrNotExist, fs.ErrPermission, ErrMountUnknown
-// or the kernel's own error number.
+// Errors wrap ErrNotAbsolute, fs.ErrNotExist, fs.ErrPermission, ErrMountUnknown,
+// ErrNoAnswer or the kernel's own error number.
 func (p *Prober) FilesystemOf(path string) (Filesystem, error) {
-	s := session{src: p.src, now: p.now}
-	_, f, err := s.filesystemOf(path)
-	return f, err
+	return ask(p, path, func() (Filesystem, error) {
+		s := session{src: p.src, now: p.now}
+		_, f, err := s.filesystemOf(path)
+		return f, err
+	})
 }
 
 // source is what this package needs to know from the kernel.

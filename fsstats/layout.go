@@ -143,7 +143,8 @@ func (l Layout) Kind() LayoutKind {
 //
 // If some roles can't be found, the Layout holds the others and the error joins
 // one error per role, each naming role and path; they wrap what FilesystemOf's
-// errors wrap, and ErrNoCapacity.
+// errors wrap, and ErrNoCapacity. A path that hangs costs 2 s once and none of
+// the other roles.
 func (p *Prober) Resolve(paths map[Role]string) (Layout, error) {
 	s := &session{src: p.src, now: p.now}
 	var (
@@ -155,7 +156,11 @@ func (p *Prober) Resolve(paths map[Role]string) (Layout, error) {
 		if path == "" {
 			continue
 		}
-		place, err := s.locate(path)
+		asked := s
+		place, err := ask(p, path, func() (Place, error) { return asked.locate(path) })
+		if errors.Is(err, ErrNoAnswer) {
+			s = &session{src: p.src, now: p.now} // the question that hangs keeps its own
+		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", r, err))
 			continue

@@ -23,7 +23,9 @@ import (
 	versionapi "github.com/containerd/containerd/api/services/version/v1"
 	"github.com/containerd/containerd/api/types"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
@@ -69,8 +71,11 @@ type Snapshotter struct {
 // the other, so a snapshot that comes or goes meanwhile may be missing or be of
 // class [Other].
 type Inventory struct {
-	// Snapshotters are those that work, by name.
+	// Snapshotters are those that containerd could start, by name.
 	Snapshotters []Snapshotter
+	// Unread names the snapshotters whose layers could not be listed: nothing
+	// is known of what they hold now.
+	Unread []string
 	// ContentRoot is where the content store is: compressed layers and
 	// unfinished downloads. Empty if containerd does not say.
 	ContentRoot string
@@ -119,7 +124,16 @@ const (
 	rootExport      = "root"
 )
 
-// Inventory reads the store.
+// listTimeout bounds the listing of one snapshotter: one behind a socket may
+// hang (CTD-57), and must not take the time of the others.
+const listTimeout = 10 * time.Second
+
+// ErrUnread says that some snapshotters could not be read; the others were.
+var ErrUnread = errors.New("a snapshotter can't be read")
+
+// Inventory reads the store. Where only some snapshotters fail, for instance one
+// whose process is down, it returns what the others hold together with an error
+// that wraps [ErrUnread]; after any other error the Inventory is empty.
 func (s *Store) Inventory(ctx context.Context) (Inventory, error) {
 	ctx = s.in(ctx)
 	var inv Inventory
@@ -130,15 +144,23 @@ func (s *Store) Inventory(ctx context.Context) (Inventory, error) {
 	if err != nil {
 		return Inventory{}, err
 	}
+	var errs []error
 	for _, sn := range inv.Snapshotters {
-		if err := s.readLayers(ctx, sn.Name, owners, &inv); err != nil {
-			return Inventory{}, err
+		layers, err := s.readLayers(ctx, sn.Name, owners)
+		if ctx.Err() != nil {
+			return Inventory{}, fmt.Errorf("list snapshots of %s: %w", sn.Name, ctx.Err())
 		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%w: %w", ErrUnread, err))
+			inv.Unread = append(inv.Unread, sn.Name)
+			continue
+		}
+		inv.Layers = append(inv.Layers, layers...)
 	}
 	slices.SortFunc(inv.Layers, func(a, b Layer) int {
 		return cmp.Or(cmp.Compare(a.Snapshotter, b.Snapshotter), cmp.Compare(a.Key, b.Key))
 	})
-	return inv, nil
+	return inv, errors.Join(errs...)
 }
 
 func (s *Store) readPlugins(ctx context.Context, inv *Inventory) error {
@@ -197,18 +219,21 @@ func (s *Store) owners(ctx context.Context) (map[layerKey]owner, error) {
 	}
 }
 
-func (s *Store) readLayers(ctx context.Context, snapshotter string, owners map[layerKey]owner, inv *Inventory) error {
+func (s *Store) readLayers(ctx context.Context, snapshotter string, owners map[layerKey]owner) ([]Layer, error) {
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	var layers []Layer
 	stream, err := snapshotsapi.NewSnapshotsClient(s.conn).List(ctx, &snapshotsapi.ListSnapshotsRequest{Snapshotter: snapshotter})
 	if err != nil {
-		return fmt.Errorf("list snapshots of %s: %w", snapshotter, err)
+		return nil, fmt.Errorf("list snapshots of %s: %w", snapshotter, err)
 	}
 	for {
 		m, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return layers, nil
 		}
 		if err != nil {
-			return fmt.Errorf("list snapshots of %s: %w", snapshotter, err)
+			return nil, fmt.Errorf("list snapshots of %s: %w", snapshotter, err)
 		}
 		for _, info := range m.GetInfo() {
 			o, owned := owners[layerKey{snapshotter, info.GetName()}]
@@ -221,7 +246,7 @@ func (s *Store) readLayers(ctx context.Context, snapshotter string, owners map[l
 			if layer.Class == Container || layer.Class == Sandbox {
 				layer.ContainerID = o.id
 			}
-			inv.Layers = append(inv.Layers, layer)
+			layers = append(layers, layer)
 		}
 	}
 }
@@ -250,45 +275,66 @@ func classOf(kind snapshotsapi.Kind, key string, o owner, owned bool) Class {
 	}
 }
 
-// ErrNoFolder says that a snapshot has no folder of its own that could be
-// walked: a view, or one of a snapshotter that uses block devices.
-var ErrNoFolder = errors.New("the snapshot has no folder of its own")
+// ErrGone says that a snapshot is no longer there: it was removed after it was
+// listed.
+var ErrGone = errors.New("the snapshot is gone")
 
-// Upper returns the folder that holds what is written to an active snapshot.
-// It returns [ErrNoFolder] for one that has none.
-func (s *Store) Upper(ctx context.Context, l Layer) (string, error) {
-	m, err := snapshotsapi.NewSnapshotsClient(s.conn).Mounts(s.in(ctx), &snapshotsapi.MountsRequest{Snapshotter: l.Snapshotter, Key: l.Key})
-	if err != nil {
-		return "", fmt.Errorf("ask for the mounts of snapshot %q of %s: %w", l.Key, l.Snapshotter, err)
+// goneIfSaid gives an error of containerd that means so the class [ErrGone].
+func goneIfSaid(err error) error {
+	if status.Code(err) == codes.NotFound {
+		return fmt.Errorf("%w: %w", ErrGone, err)
 	}
-	folder, ok := upperOf(m.GetMounts())
-	if !ok {
-		return "", fmt.Errorf("find the folder of snapshot %q of %s: %w", l.Key, l.Snapshotter, ErrNoFolder)
-	}
-	return folder, nil
+	return err
 }
 
-// upperOf finds the writable folder in the mounts that a snapshotter gives: the
-// upper directory of an overlay, or the source of a writable bind mount, which
-// is how a snapshot without parent is mounted (CTD-22).
-func upperOf(mounts []*types.Mount) (string, bool) {
-	if len(mounts) == 0 {
-		return "", false
+// Folders are the places in the file system that a snapshot uses.
+type Folders struct {
+	// Upper holds what is written to the snapshot. It is empty where there is
+	// no such folder: for a view, or a snapshotter that uses block devices.
+	Upper string
+	// Lower is the folder of the committed layer directly below, empty if there
+	// is none or the snapshotter does not say.
+	Lower string
+}
+
+// Folders asks where a snapshot's bytes are. It does not work for committed
+// layers, which can't be mounted.
+func (s *Store) Folders(ctx context.Context, l Layer) (Folders, error) {
+	m, err := snapshotsapi.NewSnapshotsClient(s.conn).Mounts(s.in(ctx), &snapshotsapi.MountsRequest{Snapshotter: l.Snapshotter, Key: l.Key})
+	if err != nil {
+		return Folders{}, fmt.Errorf("ask for the mounts of snapshot %q of %s: %w", l.Key, l.Snapshotter, goneIfSaid(err))
 	}
+	return foldersOf(m.GetMounts()), nil
+}
+
+// foldersOf finds the folders in the mounts that a snapshotter gives: the upper
+// and the nearest lower directory of an overlay; the source of a bind mount,
+// which is how a snapshot without parent is mounted, and read-only how a view of
+// a single layer is (CTD-22).
+func foldersOf(mounts []*types.Mount) Folders {
+	if len(mounts) == 0 {
+		return Folders{}
+	}
+	var f Folders
 	last := mounts[len(mounts)-1]
 	switch last.GetType() {
 	case "overlay":
 		for _, o := range last.GetOptions() {
-			if folder, ok := strings.CutPrefix(o, "upperdir="); ok {
-				return folder, true
+			if upper, ok := strings.CutPrefix(o, "upperdir="); ok {
+				f.Upper = upper
+			}
+			if lowers, ok := strings.CutPrefix(o, "lowerdir="); ok {
+				f.Lower, _, _ = strings.Cut(lowers, ":")
 			}
 		}
-		return "", false
 	case "bind":
-		return last.GetSource(), !slices.Contains(last.GetOptions(), "ro")
-	default:
-		return "", false
+		if slices.Contains(last.GetOptions(), "ro") {
+			f.Lower = last.GetSource()
+		} else {
+			f.Upper = last.GetSource()
+		}
 	}
+	return f
 }
 
 // Usage asks containerd what a snapshot takes. For a committed layer the answer
@@ -296,7 +342,7 @@ func upperOf(mounts []*types.Mount) (string, bool) {
 func (s *Store) Usage(ctx context.Context, l Layer) (Usage, error) {
 	u, err := snapshotsapi.NewSnapshotsClient(s.conn).Usage(s.in(ctx), &snapshotsapi.UsageRequest{Snapshotter: l.Snapshotter, Key: l.Key})
 	if err != nil {
-		return Usage{}, fmt.Errorf("ask for the usage of snapshot %q of %s: %w", l.Key, l.Snapshotter, err)
+		return Usage{}, fmt.Errorf("ask for the usage of snapshot %q of %s: %w", l.Key, l.Snapshotter, goneIfSaid(err))
 	}
 	return Usage{Bytes: u.GetSize(), Inodes: u.GetInodes()}, nil
 }

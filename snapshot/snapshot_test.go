@@ -1,11 +1,21 @@
 package snapshot
 
 import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	containersapi "github.com/containerd/containerd/api/services/containers/v1"
+	introspectionapi "github.com/containerd/containerd/api/services/introspection/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/containerd/api/types"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 )
 
 func TestCTD26_ClassIsDecidedByKindOwnerAndKey(t *testing.T) {
@@ -43,28 +53,116 @@ func TestCTD26_ClassIsDecidedByKindOwnerAndKey(t *testing.T) {
 	}
 }
 
-func TestCTD22_UpperFolderOfMounts(t *testing.T) {
+func TestCTD22_FoldersOfMounts(t *testing.T) {
 	t.Parallel()
 	cases := []struct {
 		name   string
 		mounts []*types.Mount
-		want   string
-		ok     bool
+		want   Folders
 	}{
-		{"none", nil, "", false},
-		{"overlay", []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{"workdir=/s/2/work", "upperdir=/s/2/fs", "lowerdir=/s/1/fs", "index=off"}}}, "/s/2/fs", true},
-		{"overlay without upper: a view", []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{"lowerdir=/s/2/fs:/s/1/fs"}}}, "", false},
-		{"no parent", []*types.Mount{{Type: "bind", Source: "/s/3/fs", Options: []string{"rw", "rbind"}}}, "/s/3/fs", true},
-		{"view of one layer", []*types.Mount{{Type: "bind", Source: "/s/3/fs", Options: []string{"ro", "rbind"}}}, "/s/3/fs", false},
-		{"block device", []*types.Mount{{Type: "ext4", Source: "/dev/mapper/x"}}, "", false},
+		{"none", nil, Folders{}},
+		{"overlay", []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{"workdir=/s/3/work", "upperdir=/s/3/fs", "lowerdir=/s/2/fs:/s/1/fs", "index=off"}}}, Folders{"/s/3/fs", "/s/2/fs"}},
+		{"overlay without upper: a view", []*types.Mount{{Type: "overlay", Source: "overlay", Options: []string{"lowerdir=/s/2/fs:/s/1/fs"}}}, Folders{Lower: "/s/2/fs"}},
+		{"no parent", []*types.Mount{{Type: "bind", Source: "/s/3/fs", Options: []string{"rw", "rbind"}}}, Folders{Upper: "/s/3/fs"}},
+		{"view of one layer", []*types.Mount{{Type: "bind", Source: "/s/3/fs", Options: []string{"ro", "rbind"}}}, Folders{Lower: "/s/3/fs"}},
+		{"block device", []*types.Mount{{Type: "ext4", Source: "/dev/mapper/x"}}, Folders{}},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			got, ok := upperOf(tc.mounts)
-			if ok != tc.ok || (ok && got != tc.want) {
-				t.Errorf("upper %q %v, want %q %v", got, ok, tc.want, tc.ok)
+			if got := foldersOf(tc.mounts); got != tc.want {
+				t.Errorf("folders %+v, want %+v", got, tc.want)
 			}
 		})
+	}
+}
+
+// The parts of containerd's API, with one snapshotter that works and one that
+// does not.
+type (
+	fakePlugins struct {
+		introspectionapi.UnimplementedIntrospectionServer
+	}
+	fakeContainers struct {
+		containersapi.UnimplementedContainersServer
+	}
+	fakeSnapshots struct {
+		snapshotsapi.UnimplementedSnapshotsServer
+	}
+)
+
+func (fakePlugins) Plugins(context.Context, *introspectionapi.PluginsRequest) (*introspectionapi.PluginsResponse, error) {
+	return &introspectionapi.PluginsResponse{Plugins: []*introspectionapi.Plugin{
+		{Type: snapshotterType, ID: "a-dead-one", Exports: map[string]string{rootExport: "/dead"}},
+		{Type: snapshotterType, ID: "works", Exports: map[string]string{rootExport: "/works"}},
+	}}, nil
+}
+
+func (fakeContainers) ListStream(*containersapi.ListContainersRequest, containersapi.Containers_ListStreamServer) error {
+	return nil
+}
+
+func (fakeSnapshots) List(r *snapshotsapi.ListSnapshotsRequest, out snapshotsapi.Snapshots_ListServer) error {
+	if r.GetSnapshotter() != "works" {
+		return status.Error(codes.Unavailable, "connection refused")
+	}
+	return out.Send(&snapshotsapi.ListSnapshotsResponse{Info: []*snapshotsapi.Info{{Name: "layer", Kind: snapshotsapi.Kind_COMMITTED}}})
+}
+
+func (fakeSnapshots) Usage(context.Context, *snapshotsapi.UsageRequest) (*snapshotsapi.UsageResponse, error) {
+	return nil, status.Error(codes.NotFound, "no such snapshot")
+}
+
+func dialFake(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	server := grpc.NewServer()
+	introspectionapi.RegisterIntrospectionServer(server, fakePlugins{})
+	containersapi.RegisterContainersServer(server, fakeContainers{})
+	snapshotsapi.RegisterSnapshotsServer(server, fakeSnapshots{})
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- server.Serve(l) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient("unix://"+l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return conn
+}
+
+// TestADeadSnapshotterHidesNotTheOthers: the process of one proxy snapshotter is
+// down; what the others hold is still known, and which one is missing.
+func TestADeadSnapshotterHidesNotTheOthers(t *testing.T) {
+	t.Parallel()
+	inv, err := NewStore(dialFake(t), "k8s.io").Inventory(t.Context())
+	if !errors.Is(err, ErrUnread) || !strings.Contains(err.Error(), "a-dead-one") {
+		t.Errorf("error %v, want ErrUnread that names a-dead-one", err)
+	}
+	if len(inv.Layers) != 1 || inv.Layers[0].Snapshotter != "works" {
+		t.Errorf("layers %+v, want the one of the other snapshotter", inv.Layers)
+	}
+	if len(inv.Unread) != 1 || inv.Unread[0] != "a-dead-one" {
+		t.Errorf("unread %q", inv.Unread)
+	}
+}
+
+func TestASnapshotThatWasRemovedIsGone(t *testing.T) {
+	t.Parallel()
+	_, err := NewStore(dialFake(t), "k8s.io").Usage(t.Context(), Layer{Snapshotter: "works", Key: "layer"})
+	if !errors.Is(err, ErrGone) || status.Code(err) != codes.NotFound {
+		t.Errorf("error %v, want ErrGone and containerd's own code", err)
 	}
 }

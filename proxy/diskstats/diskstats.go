@@ -216,6 +216,9 @@ func (v *view) list(upstream []*runtimeapi.FilesystemUsage, own *runtimeapi.File
 	if named := own.GetFsId().GetMountpoint(); store.Guessed && named != "" {
 		store.Mountpoint = named
 	}
+	if store.Mountpoint == "" {
+		return upstream // nobody knows a place: there is nothing true to say
+	}
 	switch {
 	case store.Used != nil:
 		setUsage(entry, store.Mountpoint, *store.Used)

@@ -369,3 +369,30 @@ func FuzzRewrites(f *testing.F) {
 		}
 	})
 }
+
+// TestNoPlaceIsMadeUp: while cleave knows no place, at the start beside a disk
+// that does not answer, what the runtime says goes out, and nothing is invented
+// beside it.
+func TestNoPlaceIsMadeUp(t *testing.T) {
+	t.Parallel()
+	nothing := &Facts{Images: Store{Guessed: true}, Containers: Store{Guessed: true}}
+	own := entry("/var/lib/containerd", sampled, 7, 1)
+	cases := []struct {
+		name      string
+		in, wants *runtimeapi.ImageFsInfoResponse
+	}{
+		{"the runtime knows images", &runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{own}},
+			&runtimeapi.ImageFsInfoResponse{ImageFilesystems: []*runtimeapi.FilesystemUsage{own}, ContainerFilesystems: []*runtimeapi.FilesystemUsage{own}}},
+		{"the runtime knows nothing", &runtimeapi.ImageFsInfoResponse{}, &runtimeapi.ImageFsInfoResponse{}},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got := proto.CloneOf(tc.in)
+			fixImageFsInfo(got, &view{Facts: nothing})
+			if diff := cmp.Diff(tc.wants, got, protocmp.Transform()); diff != "" {
+				t.Errorf("answer (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -33,7 +33,7 @@ type Facts struct {
 // Store is one of the two filesystems that ImageFsInfo is about.
 type Store struct {
 	// Mountpoint is the path to name: it exists and has a capacity. The same
-	// for both stores when they share a filesystem.
+	// for both stores when they share a filesystem. Empty while unknown.
 	Mountpoint string
 	// Guessed says that nobody has confirmed the place yet, neither the
 	// runtime nor the configuration: what the runtime names itself goes first.

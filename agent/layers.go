@@ -1,0 +1,345 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/proxy/diskstats"
+	"github.com/cleave-cri/cleave/snapshot"
+)
+
+// layerID names a snapshot for as long as it lives.
+type layerID struct {
+	snapshotter, key string
+	created          time.Time
+}
+
+func (a layerID) compare(b layerID) int {
+	return cmp.Or(cmp.Compare(a.snapshotter, b.snapshotter), cmp.Compare(a.key, b.key), a.created.Compare(b.created))
+}
+
+// layerState is what is remembered of a snapshot between two passes.
+type layerState struct {
+	layer snapshot.Layer
+	// asked says that folders were asked for and answered.
+	asked   bool
+	folders snapshot.Folders
+	// filesystem is the one that the layer is on, nil while unknown.
+	filesystem *fsstats.Filesystem
+	used       *diskstats.Usage
+}
+
+// place is a path and the filesystem that it is on.
+type place struct {
+	path       string
+	filesystem fsstats.Filesystem
+}
+
+// layerBook remembers the runtime's snapshots between two passes: where each is
+// and what it takes. One goroutine uses it.
+type layerBook struct {
+	store       store
+	filesystems filesystems
+	walk        walkFunc
+	period      time.Duration
+	log         *zap.Logger
+	// at tells what is being looked at, for whoever waits for it.
+	at func(what string)
+
+	layers map[layerID]*layerState
+	// snapshotters, contentRoot and readAt are from when the store was last
+	// read; readAt is zero before that.
+	snapshotters []snapshot.Snapshotter
+	contentRoot  string
+	readAt       time.Time
+	// committed is where each snapshotter's committed layers are, by name.
+	committed map[string]place
+}
+
+// refresh reads the store and measures what is due. It returns what could not be
+// found out; what was known before stays.
+func (b *layerBook) refresh(ctx context.Context, now time.Time) []error {
+	problems := b.readStore(ctx, now)
+	b.findCommitted()
+	return append(problems, b.measure(ctx, now)...)
+}
+
+func (b *layerBook) readStore(ctx context.Context, now time.Time) []error {
+	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
+	defer cancel()
+	b.at("containerd's store")
+	inv, err := b.store.Inventory(ctx)
+	if err != nil && !errors.Is(err, snapshot.ErrUnread) {
+		return []error{err}
+	}
+	var problems []error
+	if err != nil {
+		problems = append(problems, err)
+	}
+	b.snapshotters, b.contentRoot, b.readAt = inv.Snapshotters, inv.ContentRoot, now
+	return append(problems, b.follow(ctx, inv)...)
+}
+
+// follow brings the remembered layers up to date with the store: forgets those
+// that are gone and finds the folders of new ones. Layers of a snapshotter that
+// could not be read are kept.
+func (b *layerBook) follow(ctx context.Context, inv snapshot.Inventory) (problems []error) {
+	seen := make(map[layerID]bool, len(inv.Layers))
+	for _, l := range inv.Layers {
+		id := layerID{l.Snapshotter, l.Key, l.CreatedAt}
+		seen[id] = true
+		state := b.layers[id]
+		if state == nil {
+			state = &layerState{}
+			b.layers[id] = state
+		}
+		state.layer = l // an owner may come after its snapshot
+		if l.Class == snapshot.Image || l.Class == snapshot.View || state.asked {
+			continue
+		}
+		folders, err := b.store.Folders(ctx, l)
+		switch {
+		case err == nil:
+			state.asked, state.folders = true, folders
+		case errors.Is(err, snapshot.ErrGone): // the next pass forgets it
+			b.log.Debug("a snapshot was removed since it was listed", zap.String("key", l.Key))
+		default:
+			problems = append(problems, err)
+		}
+	}
+	maps.DeleteFunc(b.layers, func(id layerID, _ *layerState) bool {
+		return !seen[id] && !slices.Contains(inv.Unread, id.snapshotter)
+	})
+	return problems
+}
+
+// sorted returns the layers in the order of snapshotter and key, so that what
+// depends on the order is the same in each pass.
+func (b *layerBook) sorted() []*layerState {
+	out := make([]*layerState, 0, len(b.layers))
+	for _, id := range slices.SortedFunc(maps.Keys(b.layers), layerID.compare) {
+		out = append(out, b.layers[id])
+	}
+	return out
+}
+
+// snapshotsFolder is where containerd's own snapshotters and cleave's keep their
+// layers below their root (CTD-21). It may be a mount of another disk.
+const snapshotsFolder = "snapshots"
+
+// findCommitted finds out where each snapshotter's committed layers really are:
+// where a container's nearest lower layer is; without a container, in the folder
+// for snapshots below the snapshotter's root, or else in that root. All committed
+// layers of one snapshotter count as being in one place.
+func (b *layerBook) findCommitted() {
+	committed := map[string]place{}
+	lowers := b.lowers()
+	for _, sn := range b.snapshotters {
+		var named []place
+		if sn.Root != "" {
+			for _, folder := range []string{filepath.Join(sn.Root, snapshotsFolder), sn.Root} {
+				if fs, err := b.filesystemOf(folder); err == nil {
+					named = append(named, place{folder, fs})
+				}
+			}
+		}
+		if lower, ok := lowers[sn.Name]; ok {
+			// A layer's own folder goes when it goes; name one that stays.
+			stable := place{lower.filesystem.Mountpoint, lower.filesystem}
+			for _, n := range slices.Backward(named) {
+				if n.filesystem.Device == lower.filesystem.Device {
+					stable = n
+				}
+			}
+			committed[sn.Name] = stable
+		} else if len(named) > 0 {
+			committed[sn.Name] = named[0]
+		}
+	}
+	b.committed = committed
+	for _, state := range b.layers {
+		if state.layer.Class != snapshot.Image {
+			continue
+		}
+		state.filesystem = nil
+		if where, ok := committed[state.layer.Snapshotter]; ok {
+			state.filesystem = &where.filesystem
+		}
+	}
+}
+
+// lowers returns, by snapshotter, a committed layer that a container uses: the
+// first one that can be looked at.
+func (b *layerBook) lowers() map[string]place {
+	out := map[string]place{}
+	for _, state := range b.sorted() {
+		sn := state.layer.Snapshotter
+		if _, have := out[sn]; have || state.folders.Lower == "" || !ofContainer(state.layer) {
+			continue
+		}
+		if fs, err := b.filesystemOf(state.folders.Lower); err == nil {
+			out[sn] = place{state.folders.Lower, fs}
+		}
+	}
+	return out
+}
+
+func ofContainer(l snapshot.Layer) bool {
+	return l.Class == snapshot.Container || l.Class == snapshot.Sandbox
+}
+
+func (b *layerBook) filesystemOf(path string) (fsstats.Filesystem, error) {
+	b.at("the filesystem of " + path)
+	return b.filesystems.FilesystemOf(path)
+}
+
+// imagePath returns the path that names the filesystem of image layers best.
+// named is the one that the runtime names for its default snapshotter: it stays
+// where it is right, and gives way where it does not exist (CTD-4) or the layers
+// are on another filesystem.
+func (b *layerBook) imagePath(named string) string {
+	i := slices.IndexFunc(b.snapshotters, func(sn snapshot.Snapshotter) bool {
+		return sn.Root == named || strings.HasSuffix(path.Base(named), "."+sn.Name)
+	})
+	if i < 0 {
+		return named
+	}
+	where, ok := b.committed[b.snapshotters[i].Name]
+	if !ok {
+		return named
+	}
+	fsNamed, err := b.filesystemOf(named)
+	if errors.Is(err, fs.ErrNotExist) || (err == nil && fsNamed.Device != where.filesystem.Device) {
+		return where.path
+	}
+	return named
+}
+
+// containerPath is where the writable layers really are: the filesystem that
+// holds most of them, empty if there are none. Where that is the filesystem of
+// images their path names it best.
+func (b *layerBook) containerPath(imagePath string) string {
+	counts := map[fsstats.Device]int{}
+	places := map[fsstats.Device]string{}
+	for _, l := range b.layers {
+		if l.filesystem == nil || !ofContainer(l.layer) {
+			continue
+		}
+		device, mountpoint := l.filesystem.Device, l.filesystem.Mountpoint
+		counts[device]++
+		if known, ok := places[device]; !ok || mountpoint < known {
+			places[device] = mountpoint
+		}
+	}
+	if len(counts) == 0 {
+		return ""
+	}
+	best := slices.MinFunc(slices.Collect(maps.Keys(counts)), func(x, y fsstats.Device) int {
+		return cmp.Or(cmp.Compare(counts[y], counts[x]), cmp.Compare(places[x], places[y]))
+	})
+	if image, err := b.filesystemOf(imagePath); err == nil && image.Device == best {
+		return imagePath
+	}
+	return places[best]
+}
+
+// measure measures what was never measured or is older than the period.
+func (b *layerBook) measure(ctx context.Context, now time.Time) (problems []error) {
+	for _, state := range b.sorted() {
+		if ctx.Err() != nil {
+			return append(problems, ctx.Err())
+		}
+		due := state.used == nil || now.Sub(state.used.At) >= b.period
+		var err error
+		switch {
+		case state.layer.Class == snapshot.View:
+		case state.layer.Class == snapshot.Image:
+			if state.used == nil { // a committed layer does not change
+				err = b.askUsage(ctx, state)
+			}
+		case !state.asked || !due:
+		case state.folders.Upper == "":
+			err = b.askUsage(ctx, state)
+		default:
+			err = b.walkLayer(ctx, state)
+		}
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	return problems
+}
+
+// askUsage takes containerd's own figure.
+func (b *layerBook) askUsage(ctx context.Context, state *layerState) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	b.at("the usage of a snapshot of " + state.layer.Snapshotter)
+	used, err := b.store.Usage(ctx, state.layer)
+	if errors.Is(err, snapshot.ErrGone) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	state.used = &diskstats.Usage{Bytes: unsigned(used.Bytes), Inodes: unsigned(used.Inodes), At: time.Now()}
+	return nil
+}
+
+func (b *layerBook) walkLayer(ctx context.Context, state *layerState) error {
+	fs, err := b.filesystemOf(state.folders.Upper)
+	if err != nil {
+		return unlessGone(err)
+	}
+	state.filesystem = &fs
+	used, err := b.walkTree(ctx, state.folders.Upper)
+	if err != nil {
+		return unlessGone(err)
+	}
+	state.used = used
+	return nil
+}
+
+// measureContent measures the content store; nil if it is not known where it is.
+func (b *layerBook) measureContent(ctx context.Context) (*diskstats.Usage, error) {
+	if b.contentRoot == "" {
+		return nil, nil
+	}
+	return b.walkTree(ctx, b.contentRoot)
+}
+
+// walkTree measures a tree. A figure that is only a lower bound is an error: the
+// last good one is better.
+func (b *layerBook) walkTree(ctx context.Context, root string) (*diskstats.Usage, error) {
+	b.at("what is below " + root)
+	used, err := b.walk(ctx, root, walk.Options{EntriesPerSecond: walkEntriesPerSecond})
+	if err == nil && used.Partial {
+		err = errors.Join(used.Errors...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("measure %s: %w", root, err)
+	}
+	return &diskstats.Usage{Bytes: unsigned(used.Bytes), Inodes: unsigned(used.Inodes), At: used.Finished}, nil
+}
+
+// unlessGone drops the error of a folder that went with its snapshot since that
+// was listed.
+func unlessGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
