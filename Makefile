@@ -30,10 +30,16 @@ build: ## Build bin/cleave
 	@echo "built bin/cleave $(VERSION)"
 
 .PHONY: demo
-demo: deps ## A node with two disks, in one command; KEEP=1 leaves it running, DOWN=1 takes that down
+demo: ## A node with two disks, in one command; KEEP=1 leaves it running, DOWN=1 takes that down
+ifneq ($(filter-out 0 no false,$(DOWN)),)
+	@go run ./integration/demo -down
+else
+	@echo "demo: 1. distribution packages and the real peers (built the first time, some 4 minutes), 2. cleave, 3. the demo itself, some 15 seconds"
+	@$(MAKE) deps
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null
 	@$(MAKE) -s build
-	@go run ./integration/demo -cleave bin/cleave $(if $(KEEP),-keep) $(if $(DOWN),-down)
+	@go run ./integration/demo -cleave bin/cleave $(if $(filter-out 0 no false,$(KEEP)),-keep)
+endif
 
 .PHONY: test
 test: ## Lint and all tests, against real binaries (this is what CI runs)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/need"
@@ -70,6 +71,11 @@ func startNode(t testing.TB, o node.Options) *node.Node {
 		need.Loop(t)
 	}
 	run := need.Lab(t)
+	peers, err := bin.Get(bounded(t), os.Stderr, "containerd", "shim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Containerd, o.Shim = peers[0], peers[1]
 	o.Cleave = cleaveBinary(t)
 	n, err := node.Start(bounded(t), run, o)
 	if err != nil {

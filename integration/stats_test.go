@@ -3,15 +3,13 @@ package integration
 import (
 	"context"
 	"fmt"
-	"os/exec"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/du"
 	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
 	"github.com/cleave-cri/cleave/lab/runtime"
@@ -74,7 +72,7 @@ func TestStatsTellTheTruth(t *testing.T) {
 				t.Fatal(err)
 			}
 			upper := upperOf(ctx, t, n, id)
-			wantBytes, wantInodes := du(ctx, t, upper)
+			wantBytes, wantInodes := measure(ctx, t, upper)
 			if wantBytes < 20<<20 {
 				t.Fatalf("du says %d for %s", wantBytes, upper)
 			}
@@ -122,39 +120,20 @@ func TestStatsTellTheTruth(t *testing.T) {
 	}
 }
 
-func upperOf(ctx context.Context, t *testing.T, n *node.Node, id string) string {
+func upperOf(_ context.Context, t *testing.T, n *node.Node, id string) string {
 	t.Helper()
-	mounts, err := exec.CommandContext(ctx, "cat", "/proc/self/mountinfo").Output()
+	upper, err := n.Runtime.UpperOf(id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(mounts)) {
-		if !strings.Contains(line, id) || !strings.Contains(line, n.Runtime.State()) {
-			continue
-		}
-		_, rest, ok := strings.Cut(line, "upperdir=")
-		if ok {
-			upper, _, _ := strings.Cut(rest, ",")
-			return strings.TrimSpace(upper)
-		}
-	}
-	t.Fatalf("no overlay of container %s is mounted", id)
-	return ""
+	return upper
 }
 
-// du measures a folder with GNU du, which counts as the kernel does.
-func du(ctx context.Context, t *testing.T, path string) (bytes, inodes uint64) {
+func measure(ctx context.Context, t *testing.T, path string) (usedBytes, inodes uint64) {
 	t.Helper()
-	for args, to := range map[string]*uint64{"--block-size=1": &bytes, "--inodes": &inodes} {
-		out, err := exec.CommandContext(ctx, "du", "-sx", args, path).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, err := strconv.ParseUint(strings.Fields(string(out))[0], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		*to = n
+	usedBytes, inodes, err := du.Measure(ctx, path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return bytes, inodes
+	return usedBytes, inodes
 }

@@ -8,6 +8,7 @@
 //   - runtime: a private containerd
 //   - image: images, and the registry that serves them
 //   - pod: host-network pods through any CRI endpoint
+//   - du, flock: GNU du as a measure, locks between processes
 //   - need: what a test needs of the machine, and what happens when it isn't there
 //
 // Nothing that cleave does in production imports these packages.

@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/node"
@@ -113,7 +114,11 @@ func benchProxy(ctx context.Context, cleave, also string, scale float64, only []
 		return err
 	}
 	defer func() { err = errors.Join(err, run.Close(context.WithoutCancel(ctx))) }()
-	n, err := node.Start(ctx, run, node.Options{Cleave: cleave, Configure: quiet})
+	peers, err := bin.Get(ctx, os.Stderr, "containerd", "shim")
+	if err != nil {
+		return err
+	}
+	n, err := node.Start(ctx, run, node.Options{Containerd: peers[0], Shim: peers[1], Cleave: cleave, Configure: quiet})
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/image"
 	"github.com/cleave-cri/cleave/lab/node"
@@ -26,9 +27,14 @@ const (
 // (layout dedicated): containerd's root and its snapshots on one filesystem, the
 // kubelet's folder and the pods' logs on another.
 func (d *demo) startNode(ctx context.Context, cleave string) error {
-	var err error
+	peers, err := bin.Get(ctx, d.progress.out, "containerd", "shim")
+	if err != nil {
+		return err
+	}
 	d.node, err = node.Start(ctx, d.lab, node.Options{
-		Cleave: cleave,
+		Containerd: peers[0],
+		Shim:       peers[1],
+		Cleave:     cleave,
 		Disks: []disk.Spec{
 			{Name: imagesDisk, SizeBytes: imagesDiskBytes, FS: disk.Ext4},
 			{Name: nodeDisk, SizeBytes: nodeDiskBytes, FS: disk.Ext4},

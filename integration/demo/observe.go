@@ -79,7 +79,7 @@ func (l *look) askLayers(ctx context.Context) ([]layer, error) {
 		if err != nil {
 			return nil, err
 		}
-		real, err := du(ctx, r.upper)
+		real, err := measure(ctx, r.upper)
 		if err != nil {
 			return nil, err
 		}
@@ -165,7 +165,7 @@ func (l *look) weigh(ctx context.Context, rep *report) error {
 		{&rep.logs, logs},
 		{&rep.volumes, volumes},
 	} {
-		if *m.to, err = du(ctx, m.paths...); err != nil {
+		if *m.to, err = measure(ctx, m.paths...); err != nil {
 			return err
 		}
 	}

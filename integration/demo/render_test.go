@@ -169,22 +169,3 @@ func TestDone(t *testing.T) {
 		})
 	}
 }
-
-func TestOnlyGone(t *testing.T) {
-	t.Parallel()
-	for _, tc := range []struct {
-		name, in string
-		want     bool
-	}{
-		{"nothing was said", "", false},
-		{"files have gone", "du: cannot access '/a': No such file or directory\ndu: cannot access '/b': No such file or directory\n", true},
-		{"something else too", "du: cannot access '/a': No such file or directory\ndu: cannot read directory '/b': Permission denied\n", false},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			if got := onlyGone(tc.in); got != tc.want {
-				t.Errorf("got %t", got)
-			}
-		})
-	}
-}

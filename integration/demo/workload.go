@@ -119,10 +119,10 @@ func (l *look) start(ctx context.Context, w workload) (running, error) {
 	if err != nil {
 		return r, err
 	}
-	if r.upper, err = l.upperOf(r.containerID); err != nil {
+	if r.upper, err = l.node.Runtime.UpperOf(r.containerID); err != nil {
 		return r, err
 	}
-	r.sandboxUpper, err = l.upperOf(r.sandboxID)
+	r.sandboxUpper, err = l.node.Runtime.UpperOf(r.sandboxID)
 	return r, err
 }
 

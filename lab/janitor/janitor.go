@@ -21,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cleave-cri/cleave/lab/flock"
 	"github.com/cleave-cri/cleave/lab/sweep"
 )
 
@@ -109,7 +110,7 @@ func Start(ctx context.Context, o Options) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	baseLock, err := flock(ctx, filepath.Join(base, lockFile))
+	baseLock, err := flock.Take(ctx, filepath.Join(base, lockFile), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +150,7 @@ func makeRun(ctx context.Context, base string) (*Run, error) {
 		return nil, fmt.Errorf("make the run's folder: %w", err)
 	}
 	var err error
-	if run.lock, err = flock(ctx, filepath.Join(run.dir, lockFile)); err != nil {
+	if run.lock, err = flock.Take(ctx, filepath.Join(run.dir, lockFile), nil); err != nil {
 		return nil, err // a later run takes the empty folder for a stale one
 	}
 	return run, nil
@@ -276,7 +277,7 @@ func Clean(ctx context.Context, dir string) (err error) {
 	if _, err := os.Stat(filepath.Join(dir, keepFile)); err != nil {
 		return fmt.Errorf("clean the lab run in %s: it is not a run that was kept: %w", dir, err)
 	}
-	lock, err := flock(ctx, filepath.Join(dir, lockFile))
+	lock, err := flock.Take(ctx, filepath.Join(dir, lockFile), nil)
 	if err != nil {
 		return err
 	}
@@ -367,28 +368,4 @@ func (o Options) base() (string, error) {
 		return "", fmt.Errorf("check the folder for lab runs: %w", err)
 	}
 	return filepath.Abs(resolved)
-}
-
-// flock takes an exclusive lock that ends with the last process that holds the file.
-func flock(ctx context.Context, path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
-	}
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return file, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for the lock %s: %w", path, ctx.Err()), file.Close())
-		case <-tick.C:
-		}
-	}
 }

@@ -7,12 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/cleave-cri/cleave/agent"
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/lab/runtime"
 )
 
 // Cleave is a `cleave serve` of one's own: the real program in a process. Its
@@ -247,11 +247,4 @@ func (c *Cleave) Binary() string { return c.binary }
 func (c *Cleave) LogFile() string { return c.log }
 
 // LogTail returns the last lines of the log, or says why it can't.
-func (c *Cleave) LogTail(lines int) string {
-	text, err := os.ReadFile(c.log)
-	if err != nil {
-		return err.Error()
-	}
-	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
-	return strings.Join(all[max(0, len(all)-lines):], "\n")
-}
+func (c *Cleave) LogTail(lines int) string { return runtime.Tail(c.log, lines) }

@@ -9,11 +9,9 @@ package node
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 
 	"github.com/cleave-cri/cleave/config"
-	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/image"
 	"github.com/cleave-cri/cleave/lab/janitor"
@@ -30,6 +28,8 @@ const (
 // Options say what node to make. The zero value is a node with one filesystem,
 // the machine's own, and no cleave.
 type Options struct {
+	// Containerd and Shim are the paths of the programs to run.
+	Containerd, Shim string
 	// Disks are made first; Layout names them.
 	Disks []disk.Spec
 	// Runtime changes the options of containerd; nil means none. The disks are
@@ -70,7 +70,7 @@ func Start(ctx context.Context, run *janitor.Run, o Options) (_ *Node, err error
 	if err := n.startRegistry(ctx); err != nil {
 		return nil, err
 	}
-	if err := n.startRuntime(ctx, o.Runtime); err != nil {
+	if err := n.startRuntime(ctx, o); err != nil {
 		return nil, err
 	}
 	if o.Cleave == "" {
@@ -106,27 +106,24 @@ func (n *Node) startRegistry(ctx context.Context) error {
 	return err
 }
 
-func (n *Node) startRuntime(ctx context.Context, change func(*runtime.Options, map[string]*disk.Disk)) error {
-	binaries, err := bin.Get(ctx, os.Stderr, "containerd", "shim")
-	if err != nil {
-		return err
-	}
-	o := runtime.Options{
+func (n *Node) startRuntime(ctx context.Context, o Options) error {
+	r := runtime.Options{
 		Dir:          filepath.Join(n.Run.Dir(), "ctd"),
-		Containerd:   binaries[0],
-		Shim:         binaries[1],
+		Containerd:   o.Containerd,
+		Shim:         o.Shim,
 		CertsDir:     filepath.Join(n.Run.Dir(), "certs"),
 		SandboxImage: PauseImage,
 		Cgroup:       n.Run.Cgroup(),
 		Env:          n.Run.Env(),
 	}
-	if change != nil {
-		change(&o, n.Disks)
+	if o.Runtime != nil {
+		o.Runtime(&r, n.Disks)
 	}
-	if err := n.Registry.WriteHosts(o.CertsDir); err != nil {
+	if err := n.Registry.WriteHosts(r.CertsDir); err != nil {
 		return err
 	}
-	if n.Runtime, err = runtime.New(o); err != nil {
+	var err error
+	if n.Runtime, err = runtime.New(r); err != nil {
 		return err
 	}
 	return n.Runtime.Start(ctx)

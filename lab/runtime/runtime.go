@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -315,9 +316,12 @@ func (c *Containerd) Close(ctx context.Context) error {
 }
 
 // LogTail returns the last lines of the log, or says why it can't.
-func (c *Containerd) LogTail(lines int) string {
+func (c *Containerd) LogTail(lines int) string { return Tail(c.LogFile(), lines) }
+
+// Tail returns the last lines of a log file, of its last 64 KiB, or says why it can't.
+func Tail(path string, lines int) string {
 	const tailBytes = 64 << 10
-	file, err := os.Open(c.LogFile())
+	file, err := os.Open(path)
 	if err != nil {
 		return fmt.Sprintf("no log: %v", err)
 	}
@@ -333,4 +337,21 @@ func (c *Containerd) LogTail(lines int) string {
 	}
 	all := bytes.Split(bytes.TrimSpace(content), []byte("\n"))
 	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))
+}
+
+// UpperOf returns the folder of a running container's or sandbox's writable layer, by the overlay that is mounted for it.
+func (c *Containerd) UpperOf(id string) (string, error) {
+	root := filepath.Join(c.State(), "io.containerd.runtime.v2.task", "k8s.io", id, "rootfs")
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(root))
+	if err != nil {
+		return "", fmt.Errorf("look for the overlay of %s: %w", id, err)
+	}
+	for _, m := range mounts {
+		for option := range strings.SplitSeq(m.VFSOptions, ",") {
+			if upper, ok := strings.CutPrefix(option, "upperdir="); ok {
+				return upper, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("no overlay is mounted on %s", root)
 }

@@ -20,8 +20,9 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/cleave-cri/cleave/lab/flock"
 )
 
 // ownModule is the first line of our go.mod: how a checkout is recognised.
@@ -147,11 +148,13 @@ func ensure(ctx context.Context, progress io.Writer, root, dir string, g group, 
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the cache folder for %s: %w", g.name, err)
 	}
-	unlock, err := lock(ctx, progress, dir+".lock", g.name)
+	lock, err := flock.Take(ctx, dir+".lock", func() {
+		fmt.Fprintf(progress, "toolchain: waiting for another process that builds %s\n", g.name)
+	})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, unlock()) }()
+	defer func() { err = errors.Join(err, lock.Close()) }()
 
 	todo := missing(dir, binaries)
 	if len(todo) == 0 {
@@ -246,33 +249,6 @@ func pinned(root string, g group) (string, error) {
 		return "", fmt.Errorf("read the pinned version of %s: %s does not require it", g.module, file)
 	}
 	return string(m[1]), nil
-}
-
-// lock takes an exclusive lock on a file. The kernel drops it when the holder dies, so it is never stale.
-func lock(ctx context.Context, progress io.Writer, path, what string) (unlock func() error, err error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("open the build lock: %w", err)
-	}
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for said := false; ; said = true {
-		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return file.Close, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.Join(fmt.Errorf("take the build lock %s: %w", path, err), file.Close())
-		}
-		if !said {
-			fmt.Fprintf(progress, "toolchain: waiting for another process that builds %s\n", what)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for the build lock %s: %w", path, ctx.Err()), file.Close())
-		case <-tick.C:
-		}
-	}
 }
 
 // announce says what is built and how long that usually takes, and returns a function for further lines.

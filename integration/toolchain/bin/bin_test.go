@@ -1,8 +1,6 @@
 package bin
 
 import (
-	"context"
-	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -94,34 +92,6 @@ func TestUnknownName(t *testing.T) {
 	_, err := Get(t.Context(), io.Discard, "containerd", "dockerd")
 	if err == nil || !strings.Contains(err.Error(), `"dockerd"`) || !strings.Contains(err.Error(), "kubelet") {
 		t.Errorf("got %v, want the unknown name and the known ones", err)
-	}
-}
-
-func TestSecondBuilderWaits(t *testing.T) {
-	t.Parallel()
-	path := filepath.Join(t.TempDir(), "x.lock")
-	unlock, err := lock(t.Context(), io.Discard, path, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var said strings.Builder
-	cancel()
-	if _, err := lock(ctx, &said, path, "x"); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v, want to be told that the wait was ended", err)
-	}
-	if !strings.Contains(said.String(), "waiting for another process that builds x") {
-		t.Errorf("said %q", said.String())
-	}
-	if err := unlock(); err != nil {
-		t.Fatal(err)
-	}
-	unlock, err = lock(t.Context(), io.Discard, path, "x")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unlock(); err != nil {
-		t.Fatal(err)
 	}
 }
 

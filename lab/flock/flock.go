@@ -1,0 +1,43 @@
+// Package flock takes locks between processes. It imports nothing of ours.
+package flock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// retryEvery is how often a lock that is held is tried again.
+const retryEvery = 50 * time.Millisecond
+
+// Take makes the file if it is missing and takes an exclusive lock on it, which the kernel drops with the last process
+// that holds the file open, so it is never stale. While another holds it Take waits until ctx ends; waiting, if not
+// nil, is called once before that.
+func Take(ctx context.Context, path string, waiting func()) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	tick := time.NewTicker(retryEvery)
+	defer tick.Stop()
+	for told := false; ; told = true {
+		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return file, nil
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
+		}
+		if !told && waiting != nil {
+			waiting()
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("wait for the lock %s: %w", path, ctx.Err()), file.Close())
+		case <-tick.C:
+		}
+	}
+}
