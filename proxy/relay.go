@@ -28,9 +28,8 @@ var endlessMethods = map[string]bool{
 type relay struct {
 	upstream *grpc.ClientConn
 	// socket is the path of the runtime's socket.
-	socket   string
-	guard    *guard
-	counters *counters
+	socket string
+	guard  *guard
 
 	// aborted is set before the runtime's connection is closed under calls
 	// that are still in flight.
@@ -49,8 +48,8 @@ var (
 	errAborted  = status.Error(codes.Unavailable, "cleave stopped before the container runtime answered; call again")
 )
 
-func newRelay(upstream *grpc.ClientConn, socket string, g *guard, c *counters) *relay {
-	r := &relay{upstream: upstream, socket: socket, guard: g, counters: c}
+func newRelay(upstream *grpc.ClientConn, socket string, g *guard) *relay {
+	r := &relay{upstream: upstream, socket: socket, guard: g}
 	r.stopping, r.stop = context.WithCancel(context.Background()) //nolint:forbidigo // the root of a signal; no work runs under it
 	return r
 }
@@ -108,8 +107,6 @@ func (r *relay) passThrough(known *grpc.ServiceDesc) *grpc.ServiceDesc {
 // unary makes one call with one message each way, in the goroutine that grpc
 // gave it.
 func (r *relay) unary(ctx context.Context, method string, decode func(any) error) (any, error) {
-	defer r.counters.begin()()
-
 	var request frame
 	if err := decode(&request); err != nil {
 		return nil, err
@@ -137,8 +134,6 @@ func (r *relay) unary(ctx context.Context, method string, decode func(any) error
 
 // stream carries frames both ways until the runtime ends the call.
 func (r *relay) stream(ss grpc.ServerStream, method string, shape *grpc.StreamDesc) error {
-	defer r.counters.begin()()
-
 	ctx := ss.Context()
 	endless := endlessMethods[method]
 	if endless {

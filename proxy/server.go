@@ -8,12 +8,14 @@ import (
 	"net"
 	"runtime"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	_ "google.golang.org/grpc/encoding/gzip" // callers that compress are understood
+
+	"github.com/cleave-cri/cleave/proxy/h2relay"
 )
 
 const (
@@ -21,14 +23,10 @@ const (
 	// send us; CRI requests are small.
 	callerWindowBytes = 1 << 20
 
-	// prefaceTimeout bounds how long a connection may stay silent before it
-	// speaks HTTP/2, which callers on the same machine do at once. A graceful
-	// stop of the grpc server waits that long for silent ones before it tells
-	// the others to go elsewhere.
-	prefaceTimeout = 2 * time.Second
-
-	// abortGrace is how long broken-off calls have to get their status out.
-	abortGrace = 2 * time.Second
+	// acceptPauseMin and acceptPauseMax bound the pause after a connection
+	// could not be accepted because the process has no descriptor left.
+	acceptPauseMin = 5 * time.Millisecond
+	acceptPauseMax = time.Second
 )
 
 // Config is what a proxy needs.
@@ -48,15 +46,25 @@ type Config struct {
 
 // Server is a transparent proxy. Create it with [New], run [Server.Serve], end
 // it with [Server.Drain].
+//
+// A call goes one of two ways. Most are forwarded as HTTP/2 frames (h2relay),
+// each caller over a connection of its own to the runtime. Calls whose answers
+// are to be improved, and all calls while the runtime can't be reached, go
+// through a grpc server and client in this process (relay).
 type Server struct {
+	frames   *h2relay.Relay
 	relay    *relay
 	grpc     *grpc.Server
+	inside   *inside
+	served   sync.WaitGroup // the grpc server's own serving
 	counters *counters
 	log      *zap.Logger
 
 	mu        sync.Mutex
-	listeners map[*listener]struct{} // guarded by mu
-	draining  bool                   // guarded by mu
+	listeners map[*net.UnixListener]struct{} // guarded by mu
+	draining  bool                           // guarded by mu
+	// accepting counts connections that are accepted and not yet with frames.
+	accepting sync.WaitGroup
 }
 
 // New returns a proxy for a runtime's socket. It does not connect.
@@ -69,16 +77,16 @@ func New(cfg Config) (*Server, error) {
 	if connected == nil {
 		connected = func() {}
 	}
-	upstream, err := dialUpstream(cfg.Upstream, connected)
+	dial := runtimeDialer(cfg.Upstream, connected)
+	upstream, err := dialUpstream(cfg.Upstream, dial)
 	if err != nil {
 		return nil, err
 	}
 	c := newCounters()
-	r := newRelay(upstream, cfg.Upstream, newGuard(cfg.Interceptors, c, log), c)
-	return &Server{
+	r := newRelay(upstream, cfg.Upstream, newGuard(cfg.Interceptors, c, log))
+	s := &Server{
 		relay: r,
 		grpc: r.register([]grpc.ServerOption{
-			grpc.Creds(peerCredentials{log}),
 			grpc.ForceServerCodecV2(frameCodec{name: codecName}),
 			grpc.MaxRecvMsgSize(math.MaxInt32),
 			grpc.MaxSendMsgSize(math.MaxInt32),
@@ -86,14 +94,25 @@ func New(cfg Config) (*Server, error) {
 			grpc.StaticConnWindowSize(callerWindowBytes),
 			grpc.ReadBufferSize(ioBufferBytes),
 			grpc.WriteBufferSize(ioBufferBytes),
-			grpc.ConnectionTimeout(prefaceTimeout),
 			grpc.NumStreamWorkers(uint32(2 * runtime.GOMAXPROCS(0))), //nolint:gosec // a small positive number
 			grpc.WaitForHandlers(true),
 		}),
+		inside:    newInside(),
 		counters:  c,
 		log:       log,
-		listeners: map[*listener]struct{}{},
-	}, nil
+		listeners: map[*net.UnixListener]struct{}{},
+	}
+	s.frames = h2relay.New(h2relay.Config{
+		Dial:      dial,
+		DialOther: s.inside.dial,
+		Other:     func(method string) bool { return cfg.Interceptors[method] != nil },
+		Endless:   func(method string) bool { return endlessMethods[method] },
+		Begin:     c.begin,
+		Peer:      "container runtime at unix://" + cfg.Upstream,
+		Log:       log,
+	})
+	s.served.Go(func() { _ = s.grpc.Serve(s.inside) }) //nolint:errcheck // ends with Stop
+	return s, nil
 }
 
 // Counters returns what the proxy has counted since its start.
@@ -104,30 +123,78 @@ func (s *Server) Counters() Counters { return s.counters.snapshot() }
 // file stays.
 func (s *Server) Serve(l *net.UnixListener) error {
 	l.SetUnlinkOnClose(false)
-	own := &listener{UnixListener: l, open: &s.counters.connections}
 	s.mu.Lock()
 	if s.draining {
 		s.mu.Unlock()
 		return l.Close()
 	}
-	s.listeners[own] = struct{}{}
+	s.listeners[l] = struct{}{}
+	// Counted before the connection exists, so that no moment is left in which
+	// it is accepted and Drain does not wait for it.
+	s.accepting.Add(1)
 	s.mu.Unlock()
+	defer s.accepting.Done()
 
-	err := s.grpc.Serve(own)
-	if errors.Is(err, net.ErrClosed) || errors.Is(err, grpc.ErrServerStopped) {
-		return nil
+	pause := acceptPauseMin
+	for {
+		conn, err := l.AcceptUnix()
+		switch {
+		case err == nil:
+			pause = acceptPauseMin
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOMEM), errors.Is(err, syscall.ECONNABORTED):
+			s.log.Warn("a connection can't be accepted now", zap.Error(err), zap.Duration("pause", pause))
+			if !s.pause(pause) {
+				return l.Close()
+			}
+			pause = min(2*pause, acceptPauseMax)
+			continue
+		default:
+			return errors.Join(fmt.Errorf("serve on %s: %w", l.Addr(), err), l.Close())
+		}
+		s.accepting.Add(1)
+		taken := sync.OnceFunc(s.accepting.Done)
+		go func() {
+			defer taken()
+			s.serveConn(conn, taken)
+		}()
 	}
+}
+
+// pause waits, and reports whether it was not for the end of the proxy.
+func (s *Server) pause(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.relay.stopping.Done():
+		return false
+	}
+}
+
+// serveConn serves one connection; taken is called when Drain need not wait for
+// it any more, because frames does.
+func (s *Server) serveConn(conn *net.UnixConn, taken func()) {
+	info, err := peerOf(conn)
 	if err != nil {
-		return fmt.Errorf("serve on %s: %w", l.Addr(), err)
+		s.log.Warn("a connection is refused", zap.Error(err))
+		_ = conn.Close() //nolint:errcheck // it is refused
+		return
 	}
-	return nil
+	s.log.Info("connection accepted", zap.Int32("pid", info.PID), zap.Uint32("uid", info.UID),
+		zap.String("command", commandOf(info.PID)))
+	s.counters.connections.Add(1)
+	defer s.counters.connections.Add(-1)
+	s.frames.ServeConn(conn, taken)
 }
 
 // Drain stops taking connections, asks callers to go elsewhere with their next
 // call, ends the calls that never end by themselves, and waits for all others.
 // When ctx is done first, those still in flight are answered with Unavailable,
-// and the context's error is returned. Afterwards the connection to the runtime
-// is closed.
+// and the context's error is returned. Afterwards the connections to the runtime
+// are closed.
 //
 // No accepted connection is dropped: each either gets its calls answered or is
 // told (HTTP/2 GOAWAY) that they were not taken, which grpc callers then make
@@ -143,111 +210,18 @@ func (s *Server) Drain(ctx context.Context) error {
 		// Fails only when it is closed already, which is what we want.
 		_ = l.Close() //nolint:errcheck // see above
 	}
-	for l := range listeners {
-		l.waitHandedOver(ctx)
-	}
 	s.relay.stop()
-
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.grpc.GracefulStop()
-		s.relay.pumps.Wait()
-	}()
-	var err error
-	select {
-	case <-done:
-	case <-ctx.Done():
+	s.accepting.Wait()
+	err := s.frames.Drain(ctx)
+	if err != nil {
 		err = fmt.Errorf("wait for %d calls in flight and for answers on %d connections: %w",
-			s.counters.inFlight.Load(), s.counters.connections.Load(), context.Cause(ctx))
+			s.counters.inFlight.Load(), s.counters.connections.Load(), err)
 		s.relay.aborted.Store(true)
 	}
-	// Closing it ends what is still in flight.
+	// All callers are gone; what is left in here ends with the connections.
 	closeErr := s.relay.upstream.Close()
-	if err == nil {
-		return closeErr
-	}
-	grace := time.NewTimer(abortGrace)
-	defer grace.Stop()
-	select {
-	case <-done:
-	case <-grace.C:
-		// A caller that does not even take its answer.
-		s.grpc.Stop()
-		<-done
-	}
+	s.grpc.Stop()
+	s.served.Wait()
+	s.relay.pumps.Wait()
 	return errors.Join(err, closeErr)
-}
-
-// listener is a unix listener that knows which of its connections the grpc
-// server has not yet taken over. grpc drops a connection that was accepted but
-// not looked at when a graceful stop begins (grpc-go server.go:
-// handleRawConn); Drain waits for those first.
-type listener struct {
-	*net.UnixListener
-	open *atomic.Int64
-
-	mu      sync.Mutex
-	pending int           // connections accepted and not handed over; guarded by mu
-	idle    chan struct{} // if not nil, closed when pending falls to 0; guarded by mu
-}
-
-// Accept implements [net.Listener].
-func (l *listener) Accept() (net.Conn, error) {
-	// Counted before the connection exists, so that no moment is left in
-	// which it is accepted and not pending.
-	l.addPending(1)
-	conn, err := l.AcceptUnix()
-	if err != nil {
-		l.addPending(-1)
-		return nil, err
-	}
-	l.open.Add(1)
-	return &acceptedConn{Conn: conn, listener: l}, nil
-}
-
-func (l *listener) addPending(n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.pending += n
-	if l.pending == 0 && l.idle != nil {
-		close(l.idle)
-		l.idle = nil
-	}
-}
-
-// waitHandedOver waits until the server has taken over every accepted
-// connection, or ctx ends. The listener has to be closed, so that there is an end.
-func (l *listener) waitHandedOver(ctx context.Context) {
-	l.mu.Lock()
-	if l.pending == 0 {
-		l.mu.Unlock()
-		return
-	}
-	idle := make(chan struct{})
-	l.idle = idle
-	l.mu.Unlock()
-	select {
-	case <-idle:
-	case <-ctx.Done():
-	}
-}
-
-// acceptedConn is a connection on the proxy's socket.
-type acceptedConn struct {
-	net.Conn
-	listener *listener
-
-	handed sync.Once
-	closed sync.Once
-}
-
-// handedToServer says that the server has taken the connection over.
-func (c *acceptedConn) handedToServer() { c.handed.Do(func() { c.listener.addPending(-1) }) }
-
-// Close implements [net.Conn].
-func (c *acceptedConn) Close() error {
-	c.handedToServer()
-	c.closed.Do(func() { c.listener.open.Add(-1) })
-	return c.Conn.Close()
 }
