@@ -67,16 +67,13 @@ type agent struct {
 	log       *zap.Logger
 	startedAt time.Time
 
-	// made are the socket files that this process made, by path, with their
-	// inode numbers.
-	made map[string]uint64
-
 	// listening says that cleave's socket is there and still this process's.
 	listening atomic.Bool
 
 	lock     *os.File
-	listen   *net.UnixListener
-	control  *net.UnixListener
+	listen   *socket
+	control  *socket
+	left     []*socket // of the predecessor, not served on
 	upstream *grpc.ClientConn
 	proxy    *proxy.Server
 	observer *observer
@@ -96,9 +93,9 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 	if cfg.Memory.LimitBytes > 0 {
 		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
 	}
-	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now(), made: map[string]uint64{}}
+	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now()}
 	if err := a.open(inherited); err != nil {
-		return errors.Join(err, removeSockets(a.made), a.close())
+		return errors.Join(err, a.giveUp(), a.close())
 	}
 	return errors.Join(a.serve(ctx, inherited), a.close())
 }
@@ -106,10 +103,10 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 // open makes all parts, without serving anybody yet.
 func (a *agent) open(inherited *handover.Inheritance) error {
 	var err error
-	if a.upstream, err = dialRuntime(a.cfg.Runtime.Endpoint.Path(), a.followAccess); err != nil {
-		return err
-	}
 	if !a.opt.Passthrough {
+		if a.upstream, err = dialRuntime(a.cfg.Runtime.Endpoint.Path(), a.dialRuntime); err != nil {
+			return err
+		}
 		if err := a.openState(inherited); err != nil {
 			return err
 		}
@@ -119,10 +116,10 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 		return err
 	}
 	a.proxy, err = proxy.New(proxy.Config{
-		Upstream:          a.cfg.Runtime.Endpoint.Path(),
-		Interceptors:      interceptors,
-		UpstreamConnected: a.followAccess,
-		Log:               a.log.Named("proxy"),
+		Upstream:     a.cfg.Runtime.Endpoint.Path(),
+		Interceptors: interceptors,
+		Dial:         a.dialRuntime,
+		Log:          a.log.Named("proxy"),
 	})
 	if err != nil {
 		return err
@@ -141,13 +138,16 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 	if a.listen, err = a.takeOrListen(inherited, fileListen, a.cfg.Listen.Endpoint.Path(), access); err != nil {
 		return err
 	}
+	if err := a.notOurs(); err != nil {
+		return err
+	}
 	a.listening.Store(true)
 	return nil
 }
 
 // openState locks the state folder.
 func (a *agent) openState(inherited *handover.Inheritance) error {
-	lock := inherited.Take(fileLock)
+	lock, _ := inherited.Take(fileLock)
 	if lock != nil && isLockOf(lock, a.cfg.StateDir) {
 		writeOwner(lock)
 		a.lock = lock
@@ -184,64 +184,14 @@ func (a *agent) interceptors() (map[string]proxy.AnswerFunc, error) {
 	return out, nil
 }
 
-// takeOrListen returns the predecessor's listener if it is for the same path,
-// otherwise a new one.
-func (a *agent) takeOrListen(inherited *handover.Inheritance, name, path string, access unixsock.Access) (*net.UnixListener, error) {
-	f := inherited.Take(name)
-	if f == nil {
-		return a.newListener(path, access)
-	}
-	l, err := net.FileListener(f)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return nil, fmt.Errorf("take over the %s socket: %w", name, err)
-	}
-	ul, ok := l.(*net.UnixListener)
-	if ok && ul.Addr().String() == path {
-		return ul, nil
-	}
-	if err := l.Close(); err != nil {
-		return nil, fmt.Errorf("give up the old %s socket: %w", name, err)
-	}
-	return a.newListener(path, access)
-}
-
-func (a *agent) newListener(path string, access unixsock.Access) (*net.UnixListener, error) {
-	l, err := unixsock.Listen(path, access)
-	if err != nil {
-		return nil, err
-	}
-	inode, err := unixsock.Inode(path)
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	a.made[path] = inode
-	return l, nil
-}
-
-// followAccess gives cleave's socket the owner and mode of the runtime's, which
-// may have come after it. It is called at each connect to the runtime.
-func (a *agent) followAccess() {
-	if !a.listening.Load() {
-		return
-	}
-	access, err := unixsock.AccessOf(a.cfg.Runtime.Endpoint.Path())
-	if err == nil {
-		err = access.Apply(a.cfg.Listen.Endpoint.Path())
-	}
-	if err != nil {
-		a.log.Warn("the socket's owner and mode don't follow the runtime's", zap.Error(err))
-	}
-}
-
 // serve answers calls until it is time to end, and then drains.
 func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) error {
-	paths := a.socketInodes()
 	// The parts end when this function does, not when ctx does: calls in
 	// flight are still answered after that.
 	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWork()
 	parts, work := errgroup.WithContext(work)
-	parts.Go(func() error { return a.proxy.Serve(a.listen) })
+	parts.Go(func() error { return a.proxy.Serve(a.listen.UnixListener) })
 	observed := make(chan struct{})
 	if a.observer != nil {
 		go func() { defer close(observed); a.observer.run(work) }()
@@ -257,6 +207,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		// The old process has died meanwhile; then this one is all there is.
 		a.log.Warn("the old process was not told that this one serves", zap.Error(err))
 	}
+	a.removeLeft()
 	a.notify(daemon.SdNotifyReady + fmt.Sprintf("\nMAINPID=%d", os.Getpid()))
 	a.log.Info("serving", zap.Stringer("listen", a.cfg.Listen.Endpoint), zap.Stringer("runtime", a.cfg.Runtime.Endpoint),
 		zap.String("mode", a.mode()), zap.Int("pid", os.Getpid()), zap.String("version", a.opt.Version))
@@ -268,7 +219,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		a.notify(daemon.SdNotifyStopping)
 		// While they are listened on, nobody else's socket can have their
 		// inode numbers.
-		removed = removeSockets(paths)
+		removed = removeFiles(a.sockets())
 	}
 	endWork()
 	drain, cancel := drainContext(ctx, grace)
@@ -338,17 +289,16 @@ func (a *agent) handOver(ctx context.Context) (pid int, _ error) {
 			}
 		}
 	}()
-	listen, err := handover.Duplicate(fileListen, a.listen)
-	if err != nil {
-		return 0, err
-	}
-	files = append(files, listen)
-	if a.control != nil {
-		control, err := handover.Duplicate(fileControl, a.control)
+	for name, s := range map[string]*socket{fileListen: a.listen, fileControl: a.control} {
+		if s == nil {
+			continue
+		}
+		f, err := handover.Duplicate(name, s)
 		if err != nil {
 			return 0, err
 		}
-		files = append(files, control)
+		f.Note = s.id.String()
+		files = append(files, f)
 	}
 	if a.lock != nil {
 		files = append(files, handover.File{Name: fileLock, File: a.lock})
@@ -365,29 +315,6 @@ func drainContext(ctx context.Context, grace time.Duration) (context.Context, co
 		context.AfterFunc(drain, func() { timer.Stop() })
 	})
 	return drain, func() { stop(); cancel() }
-}
-
-// socketInodes notes which socket files are this process's.
-func (a *agent) socketInodes() map[string]uint64 {
-	out := map[string]uint64{}
-	for _, l := range []*net.UnixListener{a.listen, a.control} {
-		if l == nil {
-			continue
-		}
-		path := l.Addr().String()
-		if inode, err := unixsock.Inode(path); err == nil {
-			out[path] = inode
-		}
-	}
-	return out
-}
-
-func removeSockets(inodes map[string]uint64) error {
-	var errs []error
-	for path, inode := range inodes {
-		errs = append(errs, unixsock.Remove(path, inode))
-	}
-	return errors.Join(errs...)
 }
 
 func ignoreClosed(err error) error {

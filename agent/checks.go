@@ -17,7 +17,7 @@ import (
 // Examine runs all checks of `cleave doctor` for a configuration. Nothing on
 // the node is changed, and no running cleave is needed.
 func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
-	conn, err := dialRuntime(cfg.Runtime.Endpoint.Path(), func() {})
+	conn, err := dialRuntime(cfg.Runtime.Endpoint.Path(), plainDial(cfg.Runtime.Endpoint.Path()))
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,7 @@ func checkRoot(context.Context) doctor.Result {
 
 // checkThrough calls the runtime by way of cleave's own socket.
 func checkThrough(ctx context.Context, socket string) doctor.Result {
-	conn, err := dialRuntime(socket, func() {})
+	conn, err := dialRuntime(socket, plainDial(socket))
 	if err != nil {
 		return doctor.Failed(err.Error(), "start `cleave serve`")
 	}

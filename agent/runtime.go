@@ -15,20 +15,24 @@ import (
 // askTimeout bounds a single question to the runtime.
 const askTimeout = 5 * time.Second
 
+// dialFunc connects to the runtime.
+type dialFunc func(ctx context.Context) (net.Conn, error)
+
+// plainDial connects to a unix socket.
+func plainDial(path string) dialFunc {
+	return func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}
+}
+
 // dialRuntime returns a connection for the agent's own questions to the
-// runtime; it is not the proxy's. Nothing is dialled yet. connected is called
-// after each successful connect.
-func dialRuntime(path string, connected func()) (*grpc.ClientConn, error) {
-	dialer := net.Dialer{}
-	conn, err := grpc.NewClient("unix://"+path,
+// runtime; it is not the proxy's. Nothing is dialled yet; dial does it.
+func dialRuntime(path string, dial dialFunc) (*grpc.ClientConn, error) {
+	// The path is no part of the target, which is read as a URL: a % in it
+	// would stand for something else.
+	conn, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			c, err := dialer.DialContext(ctx, "unix", path)
-			if err == nil {
-				connected()
-			}
-			return c, err
-		}),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},

@@ -37,9 +37,9 @@ type Config struct {
 	// Interceptors are the answers to improve, by full method name
 	// ("/runtime.v1.ImageService/ImageFsInfo"). Only these are ever decoded.
 	Interceptors map[string]AnswerFunc
-	// UpstreamConnected, if set, is called after each successful connect to
-	// the runtime. It must not block.
-	UpstreamConnected func()
+	// Dial, if set, connects to the runtime instead of a plain dial of
+	// Upstream. Callers get its error in the message of an Unavailable.
+	Dial func(ctx context.Context) (net.Conn, error)
 	// Log takes the proxy's messages.
 	Log *zap.Logger
 }
@@ -73,11 +73,12 @@ func New(cfg Config) (*Server, error) {
 	if log == nil {
 		log = zap.NewNop()
 	}
-	connected := cfg.UpstreamConnected
-	if connected == nil {
-		connected = func() {}
+	dial := cfg.Dial
+	if dial == nil {
+		dial = func(ctx context.Context) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", cfg.Upstream)
+		}
 	}
-	dial := runtimeDialer(cfg.Upstream, connected)
 	upstream, err := dialUpstream(cfg.Upstream, dial)
 	if err != nil {
 		return nil, err

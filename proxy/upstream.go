@@ -36,20 +36,6 @@ const (
 	ioBufferBytes = 64 << 10
 )
 
-// runtimeDialer returns a function that connects to the runtime's socket, and
-// says in words why it can't. connected is called after each success; it must not
-// block.
-func runtimeDialer(path string, connected func()) func(context.Context) (net.Conn, error) {
-	return func(ctx context.Context) (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-		if err != nil {
-			return nil, fmt.Errorf("container runtime at unix://%s: %s", path, dialReason(err))
-		}
-		connected()
-		return c, nil
-	}
-}
-
 // dialUpstream returns a connection to the runtime's socket. Nothing is dialled
 // before the first call, the runtime may come later or go away and come back;
 // while it is away calls fail at once with Unavailable and a message that names
@@ -57,7 +43,13 @@ func runtimeDialer(path string, connected func()) func(context.Context) (net.Con
 func dialUpstream(path string, dial func(context.Context) (net.Conn, error)) (*grpc.ClientConn, error) {
 	conn, err := grpc.NewClient("passthrough:///localhost",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			c, err := dial(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("container runtime at unix://%s: %s", path, dialReason(err))
+			}
+			return c, nil
+		}),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{
 				BaseDelay:  50 * time.Millisecond,

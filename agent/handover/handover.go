@@ -22,8 +22,9 @@ import (
 )
 
 // environment is the variable that tells a successor which files it was given:
-// names separated by commas, in the order of their descriptors from 3 on. The
-// last is the pipe on which it says that it is ready.
+// names, each with "=" and its note if it has one, separated by commas, in the
+// order of their descriptors from 3 on. The last is the pipe on which it says
+// that it is ready.
 const environment = "CLEAVE_HANDOVER"
 
 const (
@@ -37,7 +38,7 @@ const startTimeout = 30 * time.Second
 
 // Inheritance is what a predecessor has left.
 type Inheritance struct {
-	files map[string]*os.File
+	files map[string]File
 	ready *os.File
 }
 
@@ -52,8 +53,9 @@ func Inherit() (*Inheritance, error) {
 	if err := os.Unsetenv(environment); err != nil {
 		return nil, fmt.Errorf("take over from the old process: %w", err)
 	}
-	in := &Inheritance{files: map[string]*os.File{}}
-	for i, name := range strings.Split(value, ",") {
+	in := &Inheritance{files: map[string]File{}}
+	for i, entry := range strings.Split(value, ",") {
+		name, note, _ := strings.Cut(entry, "=")
 		// This process's own children shall not keep the sockets open.
 		unix.CloseOnExec(firstDescriptor + i)
 		f := os.NewFile(uintptr(firstDescriptor+i), name)
@@ -64,7 +66,7 @@ func Inherit() (*Inheritance, error) {
 			in.ready = f
 			continue
 		}
-		in.files[name] = f
+		in.files[name] = File{Name: name, Note: note, File: f}
 	}
 	if in.ready == nil {
 		return nil, fmt.Errorf("take over from the old process: %s=%q names no %q", environment, value, readyName)
@@ -72,12 +74,12 @@ func Inherit() (*Inheritance, error) {
 	return in, nil
 }
 
-// Take returns an inherited file and gives up its ownership; nil if there is
-// none of that name.
-func (in *Inheritance) Take(name string) *os.File {
+// Take returns an inherited file with its note and gives up its ownership; nil
+// if there is none of that name.
+func (in *Inheritance) Take(name string) (_ *os.File, note string) {
 	f := in.files[name]
 	delete(in.files, name)
-	return f
+	return f.File, f.Note
 }
 
 // Done tells the predecessor that this process takes calls now, and closes the
@@ -85,7 +87,7 @@ func (in *Inheritance) Take(name string) *os.File {
 func (in *Inheritance) Done() error {
 	var errs []error
 	for _, f := range in.files {
-		errs = append(errs, f.Close())
+		errs = append(errs, f.File.Close())
 	}
 	in.files = nil
 	if in.ready != nil {
@@ -101,7 +103,17 @@ func (in *Inheritance) Done() error {
 // File is an open file with the name by which the successor finds it.
 type File struct {
 	Name string
+	// Note is what the successor has to know of it, without commas.
+	Note string
 	File *os.File
+}
+
+// entry is the file's part of the environment variable.
+func (f File) entry() string {
+	if f.Note == "" {
+		return f.Name
+	}
+	return f.Name + "=" + f.Note
 }
 
 // Duplicate returns a second descriptor of an open socket, to be passed on.
@@ -134,8 +146,10 @@ func Start(ctx context.Context, executable string, args []string, files []File) 
 	if err := ctx.Err(); err != nil {
 		return 0, fmt.Errorf("start a successor: %w", err)
 	}
-	if slices.ContainsFunc(files, func(f File) bool { return f.Name == readyName || strings.Contains(f.Name, ",") }) {
-		return 0, fmt.Errorf("start a successor: a file has a reserved name")
+	if slices.ContainsFunc(files, func(f File) bool {
+		return f.Name == readyName || strings.ContainsAny(f.Name, ",=") || strings.Contains(f.Note, ",")
+	}) {
+		return 0, fmt.Errorf("start a successor: a file has a reserved name or note")
 	}
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -148,7 +162,7 @@ func Start(ctx context.Context, executable string, args []string, files []File) 
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	names := make([]string, 0, len(files)+1)
 	for _, f := range files {
-		names = append(names, f.Name)
+		names = append(names, f.entry())
 		cmd.ExtraFiles = append(cmd.ExtraFiles, f.File)
 	}
 	cmd.ExtraFiles = append(cmd.ExtraFiles, write)

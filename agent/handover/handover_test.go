@@ -16,7 +16,10 @@ func TestMain(m *testing.M) {
 	switch os.Getenv("HANDOVER_TEST") {
 	case "ready":
 		in, err := handover.Inherit()
-		if err != nil || in.Take("file") == nil || in.Done() != nil {
+		if err != nil {
+			os.Exit(3)
+		}
+		if f, note := in.Take("file"); f == nil || note != "1:2=3" || in.Done() != nil {
 			os.Exit(3)
 		}
 		os.Exit(0)
@@ -40,7 +43,7 @@ func start(ctx context.Context, t *testing.T, behaviour string) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = handover.Start(ctx, self, nil, []handover.File{{Name: "file", File: file}})
+	_, err = handover.Start(ctx, self, nil, []handover.File{{Name: "file", Note: "1:2=3", File: file}})
 	return err
 }
 

@@ -12,8 +12,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Errors that callers can tell apart.
@@ -24,6 +28,8 @@ var (
 	ErrNotSocket = errors.New("the path exists and is not a socket")
 	// ErrNoDirectory says that the folder of the socket does not exist.
 	ErrNoDirectory = errors.New("the socket's folder does not exist")
+	// ErrReplaced says that the path names another file than the one meant.
+	ErrReplaced = errors.New("another file is in the socket's place")
 )
 
 // dialTimeout bounds the question whether somebody lives at a socket. A
@@ -58,12 +64,32 @@ func AccessOf(path string) (Access, error) {
 	return Access{UID: int(st.Uid), GID: int(st.Gid), Mode: info.Mode().Perm()}, nil
 }
 
-// Apply gives the socket at path this owner and mode.
-func (a Access) Apply(path string) error {
-	if err := os.Chown(path, a.UID, a.GID); err != nil {
+// Apply gives this owner and mode to the socket file at path, if it is the one
+// that id names, and to no other file ([ErrReplaced]).
+func (a Access) Apply(path string, id ID) error {
+	// An O_PATH descriptor holds on to the file that was looked at; a symlink
+	// is not followed (open(2)).
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open socket %s: %w", path, err)
+	}
+	return errors.Join(a.applyTo(fd, path, id), unix.Close(fd))
+}
+
+func (a Access) applyTo(fd int, path string, id ID) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("look at socket %s: %w", path, err)
+	}
+	if (ID{Device: st.Dev, Inode: st.Ino}) != id {
+		return fmt.Errorf("set the owner and mode of socket %s: %w", path, ErrReplaced)
+	}
+	if err := unix.Fchownat(fd, "", a.UID, a.GID, unix.AT_EMPTY_PATH); err != nil {
 		return fmt.Errorf("set the owner of socket %s to %d:%d: %w", path, a.UID, a.GID, err)
 	}
-	if err := os.Chmod(path, a.Mode.Perm()); err != nil {
+	// The mode can't be set by such a descriptor before Linux 6.6 (fchmodat2(2)),
+	// but by its name in /proc, which leads to the file itself (proc_pid_fd(5)).
+	if err := os.Chmod("/proc/self/fd/"+strconv.Itoa(fd), a.Mode.Perm()); err != nil {
 		return fmt.Errorf("set the mode of socket %s to %#o: %w", path, a.Mode.Perm(), err)
 	}
 	return nil
@@ -91,8 +117,12 @@ func Listen(path string, access Access) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
 	l.SetUnlinkOnClose(false)
-	if err := access.Apply(path); err != nil {
-		return nil, errors.Join(err, l.Close(), os.Remove(path))
+	id, err := IDOf(path)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	if err := access.Apply(path, id); err != nil {
+		return nil, errors.Join(err, l.Close(), Remove(path, id))
 	}
 	return l, nil
 }
@@ -151,17 +181,17 @@ func Alive(path string) (bool, error) {
 	}
 }
 
-// Remove takes away the socket file of a listener, but only while the path
-// still names the socket that the listener was given: a successor's stays.
-func Remove(path string, inode uint64) error {
-	now, err := Inode(path)
+// Remove takes away the socket file at path, but only while the path still
+// names the socket that id does: a successor's, or anybody else's file, stays.
+func Remove(path string, id ID) error {
+	now, err := IDOf(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if now != inode {
+	if now != id {
 		return nil
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -170,15 +200,45 @@ func Remove(path string, inode uint64) error {
 	return nil
 }
 
-// Inode returns the inode number of the socket file at path.
-func Inode(path string) (uint64, error) {
-	info, err := os.Lstat(path)
+// ID names a socket file by its device and inode, whatever path leads to it.
+// While anybody listens on the socket or has it open no other file gets the same.
+type ID struct {
+	Device, Inode uint64
+}
+
+// String gives the form that [ParseID] reads.
+func (id ID) String() string { return fmt.Sprintf("%d:%d", id.Device, id.Inode) }
+
+// ParseID reads what [ID.String] wrote.
+func ParseID(s string) (ID, error) {
+	device, inode, _ := strings.Cut(s, ":")
+	d, err := strconv.ParseUint(device, 10, 64)
+	i, inodeErr := strconv.ParseUint(inode, 10, 64)
+	if err = errors.Join(err, inodeErr); err != nil {
+		return ID{}, fmt.Errorf("read %q as device:inode of a socket: %w", s, err)
+	}
+	return ID{Device: d, Inode: i}, nil
+}
+
+// IDOf returns the ID of the file at path itself; of a symlink its own.
+func IDOf(path string) (ID, error) {
+	return idOf(path, os.Lstat)
+}
+
+// Reached returns the ID of the file that a dial of path gets to, by symlinks
+// and mounts.
+func Reached(path string) (ID, error) {
+	return idOf(path, os.Stat)
+}
+
+func idOf(path string, stat func(string) (fs.FileInfo, error)) (ID, error) {
+	info, err := stat(path)
 	if err != nil {
-		return 0, fmt.Errorf("look at socket %s: %w", path, err)
+		return ID{}, fmt.Errorf("look at socket %s: %w", path, err)
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return 0, fmt.Errorf("look at socket %s: no inode in the answer of stat", path)
+		return ID{}, fmt.Errorf("look at socket %s: no inode in the answer of stat", path)
 	}
-	return st.Ino, nil
+	return ID{Device: st.Dev, Inode: st.Ino}, nil
 }

@@ -110,7 +110,7 @@ func TestRemoveLeavesASuccessorsSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := Inode(path)
+	own, err := IDOf(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestRemoveLeavesASuccessorsSocket(t *testing.T) {
 	if alive, err := Alive(path); !alive || err != nil {
 		t.Errorf("the successor's socket is gone: %v %v", alive, err)
 	}
-	now, err := Inode(path)
+	now, err := IDOf(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,5 +144,90 @@ func TestRemoveLeavesASuccessorsSocket(t *testing.T) {
 	}
 	if err := Remove(path, now); err != nil {
 		t.Errorf("a second Remove: %v", err)
+	}
+}
+
+// TestAccessGoesToOurSocketOnly: what stands where a socket of ours was, a
+// symlink to somebody's file or a file, keeps its owner and mode.
+func TestAccessGoesToOurSocketOnly(t *testing.T) {
+	t.Parallel()
+	open := Access{UID: os.Getuid(), GID: os.Getgid(), Mode: 0o666}
+	for name, put := range map[string]func(precious, path string) error{
+		"symlink": os.Symlink,
+		"link":    os.Link,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "s")
+			l, err := Listen(path, RootOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close() //nolint:errcheck // end of test
+			own, err := IDOf(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := open.Apply(path, own); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := AccessOf(path); err != nil || got != open {
+				t.Errorf("our socket has %v %v, want %v", got, err, open)
+			}
+			precious := path + ".precious"
+			if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			if err := put(precious, path); err != nil {
+				t.Fatal(err)
+			}
+			if err := open.Apply(path, own); !errors.Is(err, ErrReplaced) {
+				t.Errorf("Apply to another's file: %v, want %v", err, ErrReplaced)
+			}
+			if info, err := os.Stat(precious); err != nil || info.Mode().Perm() != 0o600 {
+				t.Errorf("another's file has mode %v %v", info.Mode(), err)
+			}
+			if err := Remove(path, own); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := os.Lstat(path); err != nil {
+				t.Errorf("another's file is gone: %v", err)
+			}
+		})
+	}
+}
+
+// TestIDIsTheSameByAnyPath: by a symlink, and over the text that a successor is given.
+func TestIDIsTheSameByAnyPath(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := Listen(path, RootOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // end of test
+	want, err := IDOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(path, path+".link"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := Reached(path + ".link"); err != nil || got != want {
+		t.Errorf("by a symlink: %v %v, want %v", got, err, want)
+	}
+	if got, err := IDOf(path + ".link"); err != nil || got == want {
+		t.Errorf("the symlink itself: %v %v", got, err)
+	}
+	if got, err := ParseID(want.String()); err != nil || got != want {
+		t.Errorf("read again: %v %v, want %v", got, err, want)
+	}
+	for _, bad := range []string{"", "1", "1:", ":1", "1:2:3", "-1:2"} {
+		if got, err := ParseID(bad); err == nil {
+			t.Errorf("%q was read as %v", bad, got)
+		}
 	}
 }
