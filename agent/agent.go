@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"sync/atomic"
@@ -149,8 +147,7 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 func (a *agent) openState(inherited *handover.Inheritance) error {
 	lock, _ := inherited.Take(fileLock)
 	if lock != nil && isLockOf(lock, a.cfg.StateDir) {
-		writeOwner(lock)
-		a.lock = lock
+		a.lock = lock // the note of the owner follows when it is this process
 		return nil
 	}
 	var closeErr error
@@ -200,7 +197,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	}
 	if a.control != nil {
 		server := controlServer(a.status)
-		parts.Go(func() error { return ignoreClosed(server.Serve(a.control)) })
+		parts.Go(func() error { serveControl(server, a.control, a.log); return nil })
 		context.AfterFunc(work, func() { _ = server.Close() }) //nolint:errcheck // it is over
 	}
 	if err := inherited.Done(); err != nil {
@@ -208,6 +205,9 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		a.log.Warn("the old process was not told that this one serves", zap.Error(err))
 	}
 	a.removeLeft()
+	if a.lock != nil {
+		writeOwner(a.lock)
+	}
 	a.notify(daemon.SdNotifyReady + fmt.Sprintf("\nMAINPID=%d", os.Getpid()))
 	a.log.Info("serving", zap.Stringer("listen", a.cfg.Listen.Endpoint), zap.Stringer("runtime", a.cfg.Runtime.Endpoint),
 		zap.String("mode", a.mode()), zap.Int("pid", os.Getpid()), zap.String("version", a.opt.Version))
@@ -315,13 +315,6 @@ func drainContext(ctx context.Context, grace time.Duration) (context.Context, co
 		context.AfterFunc(drain, func() { timer.Stop() })
 	})
 	return drain, func() { stop(); cancel() }
-}
-
-func ignoreClosed(err error) error {
-	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
-		return nil
-	}
-	return fmt.Errorf("serve the control socket: %w", err)
 }
 
 // notify tells a service manager, if there is one.

@@ -5,11 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
+	"strings"
 	"syscall"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 // controlTimeout bounds how long a client of the control socket may take to
@@ -42,6 +46,17 @@ func controlServer(status func(context.Context) Status) *http.Server {
 	}
 }
 
+// serveControl answers on the control socket until the server is closed. If it
+// can't go on, that is told and no reason for the proxy to end.
+func serveControl(server *http.Server, l net.Listener, log *zap.Logger) {
+	err := server.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+		return
+	}
+	log.Error("the control socket is not served any more; calls still pass, SIGHUP makes a new one",
+		zap.Stringer("socket", l.Addr()), zap.Error(err))
+}
+
 // ErrNotRunning says that no cleave answers on the control socket.
 var ErrNotRunning = errors.New("cleave is not running")
 
@@ -70,13 +85,25 @@ func FetchStatus(ctx context.Context, socket string) (Status, error) {
 	if err != nil {
 		return Status{}, fmt.Errorf("ask for the status on %s: %w", socket, err)
 	}
-	var status Status
-	decodeErr := json.NewDecoder(response.Body).Decode(&status)
-	if err := errors.Join(response.Body.Close(), decodeErr); err != nil {
-		return Status{}, fmt.Errorf("read the status from %s: %w", socket, err)
+	status, err := readStatus(response)
+	if err = errors.Join(err, response.Body.Close()); err != nil {
+		return Status{}, fmt.Errorf("ask for the status on %s: %w", socket, err)
 	}
+	return status, nil
+}
+
+// errorBodyBytes is how much of an answer that is no status goes into a message.
+const errorBodyBytes = 500
+
+func readStatus(response *http.Response) (Status, error) {
 	if response.StatusCode != http.StatusOK {
-		return Status{}, fmt.Errorf("ask for the status on %s: answer %s", socket, response.Status)
+		// What it says is for the message; that it can't be read changes nothing.
+		body, _ := io.ReadAll(io.LimitReader(response.Body, errorBodyBytes)) //nolint:errcheck // see above
+		return Status{}, fmt.Errorf("it answers %s: %s", response.Status, strings.TrimSpace(string(body)))
+	}
+	var status Status
+	if err := json.NewDecoder(response.Body).Decode(&status); err != nil {
+		return Status{}, fmt.Errorf("read the answer: %w", err)
 	}
 	return status, nil
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -18,12 +19,29 @@ func NewLog(c config.Log) (*zap.Logger, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up the log: %w", err)
 	}
+	encoder := encoderOf(c.Format)
+	return zap.New(zapcore.NewCore(encoder, newLogQueue(os.Stderr, droppedLine(encoder)), level), zap.AddCaller()), nil
+}
+
+func encoderOf(format string) zapcore.Encoder {
 	encoding := zap.NewProductionEncoderConfig()
 	encoding.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	encoder := zapcore.NewJSONEncoder(encoding)
-	if c.Format == "console" {
+	if format == "console" {
 		encoding.EncodeLevel = zapcore.CapitalLevelEncoder
-		encoder = zapcore.NewConsoleEncoder(encoding)
+		return zapcore.NewConsoleEncoder(encoding)
 	}
-	return zap.New(zapcore.NewCore(encoder, newLogQueue(os.Stderr), level), zap.AddCaller()), nil
+	return zapcore.NewJSONEncoder(encoding)
+}
+
+// droppedLine makes the line that says how many lines were dropped.
+func droppedLine(encoder zapcore.Encoder) func(int64) []byte {
+	return func(n int64) []byte {
+		entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "lines of the log were dropped because nobody read them"}
+		line, err := encoder.EncodeEntry(entry, []zapcore.Field{zap.Int64("lines", n)})
+		if err != nil {
+			return nil // can't be for a number; and there is nobody to tell
+		}
+		defer line.Free()
+		return append([]byte(nil), line.Bytes()...)
+	}
 }

@@ -23,14 +23,17 @@ type logQueue struct {
 	lines   chan []byte
 	synced  chan chan struct{}
 	dropped atomic.Int64
+	// told makes the line that says how many were dropped.
+	told func(dropped int64) []byte
 }
 
 var _ zapcore.WriteSyncer = (*logQueue)(nil)
 
 // newLogQueue starts the writer, which lives as long as the process: a write
-// that hangs can't be ended by anything else.
-func newLogQueue(w io.Writer) *logQueue {
-	q := &logQueue{lines: make(chan []byte, logQueueLines), synced: make(chan chan struct{})}
+// that hangs can't be ended by anything else. told makes the line that says how
+// many were dropped, in the form of the others.
+func newLogQueue(w io.Writer, told func(dropped int64) []byte) *logQueue {
+	q := &logQueue{lines: make(chan []byte, logQueueLines), synced: make(chan chan struct{}), told: told}
 	go q.run(w)
 	return q
 }
@@ -52,7 +55,7 @@ func (q *logQueue) run(w io.Writer) {
 // write loses the line if it can't be written: there is nobody to tell.
 func (q *logQueue) write(w io.Writer, line []byte) {
 	if n := q.dropped.Swap(0); n > 0 {
-		fmt.Fprintf(w, "%d lines of the log were dropped because nobody read them\n", n)
+		_, _ = w.Write(q.told(n)) //nolint:errcheck // see above
 	}
 	_, _ = w.Write(line) //nolint:errcheck // see above
 }

@@ -15,6 +15,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -177,7 +178,8 @@ func Example() []byte { return []byte(example) }
 // Errors are ErrMissing if there is no such file, Faults (see errors.As) if it
 // is wrong, and otherwise the reason why it could not be read.
 func Load(path string) (Config, error) {
-	f, err := os.Open(path)
+	// Opening a named pipe would wait for a writer without O_NONBLOCK (fifo(7)).
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Config{}, fmt.Errorf("read config %q: %w", path, ErrMissing)
 	}
@@ -185,6 +187,13 @@ func Load(path string) (Config, error) {
 		return Config{}, fmt.Errorf("read config: %w", err)
 	}
 	defer f.Close() //nolint:errcheck // only read
+	info, err := f.Stat()
+	if err != nil {
+		return Config{}, fmt.Errorf("read config: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return Config{}, fmt.Errorf("read config %q: it is not a regular file (%s): write the configuration to one and name that", path, info.Mode())
+	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))
 	if err != nil {
 		return Config{}, fmt.Errorf("read config: %w", err)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -274,6 +275,64 @@ func TestParseIsNotBlownUp(t *testing.T) {
 			t.Parallel()
 			if _, err := Parse("c.yaml", []byte(tc.in)); err == nil {
 				t.Error("accepted")
+			}
+		})
+	}
+}
+
+// TestLoadWaitsForNobody: a named pipe has no writer, perhaps for ever.
+func TestLoadWaitsForNobody(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{path, os.DevNull} {
+		done := make(chan error, 1)
+		go func() { _, err := Load(path); done <- err }()
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), "not a regular file") || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s: %v", path, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: it waits", path)
+		}
+	}
+}
+
+// TestValidatePassthrough: what does not count there is not looked at.
+func TestValidatePassthrough(t *testing.T) {
+	t.Parallel()
+	cases := []struct {
+		name   string
+		change func(*Config)
+		want   string // the key at fault, empty for none
+	}{
+		{"defaults", func(*Config) {}, ""},
+		{"mode", func(c *Config) { c.Mode = ModeCRIO }, ""},
+		{"state folder", func(c *Config) { c.StateDir = "relative" }, ""},
+		{"where control would be", func(c *Config) { c.Listen = Listen{c.Control.Endpoint} }, ""},
+		{"listens on the runtime's", func(c *Config) { c.Listen = Listen{c.Runtime.Endpoint} }, "listen.endpoint"},
+		{"relative runtime", func(c *Config) { c.Runtime.Endpoint = "x" }, "runtime.endpoint"},
+		{"log level", func(c *Config) { c.Log.Level = "loud" }, "log.level"},
+		{"log format", func(c *Config) { c.Log.Format = "xml" }, "log.format"},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			c := Default()
+			tc.change(&c)
+			err := c.ValidatePassthrough()
+			if tc.want == "" {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			var faults Faults
+			if !errors.As(err, &faults) || len(faults) != 1 || faults[0].Key != tc.want {
+				t.Errorf("got %v, want one fault of %s", err, tc.want)
 			}
 		})
 	}

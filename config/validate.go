@@ -30,6 +30,17 @@ func (c Config) Validate() error {
 	return nil
 }
 
+// ValidatePassthrough looks at what `cleave serve --passthrough` uses: the
+// sockets of runtime and cleave, and the log. The rest may be wrong.
+func (c Config) ValidatePassthrough() error {
+	used := []string{"runtime.endpoint", "listen.endpoint", "log.level", "log.format"}
+	faults := slices.DeleteFunc(c.faults(), func(f Fault) bool { return !slices.Contains(used, f.Key) })
+	if len(faults) > 0 {
+		return faults
+	}
+	return nil
+}
+
 func (c Config) faults() Faults {
 	var out Faults
 	fault := func(key, format string, args ...any) {

@@ -72,6 +72,20 @@ func TestBadInputIsSaidInWords(t *testing.T) {
 		{"nobody runs", func(t *testing.T) []string {
 			return []string{"status", "--control", filepath.Join(t.TempDir(), "control.sock")}
 		}, 0, []string{"not running", "cleave serve"}},
+		{"config is a named pipe", func(t *testing.T) []string {
+			path := filepath.Join(t.TempDir(), "pipe")
+			if err := syscall.Mkfifo(path, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return []string{"config", "--config", path}
+		}, 0, []string{"pipe", "not a regular file"}},
+		// Past the flags that don't count: it is the live socket that stops it.
+		{"passthrough looks only at what counts", func(*testing.T) []string {
+			return []string{"serve", "--passthrough", "--mode", "crio", "--state-dir", "relative", "--listen", live}
+		}, 0, []string{live, "in use"}},
+		{"passthrough on the runtime's socket", func(*testing.T) []string {
+			return []string{"serve", "--passthrough", "--listen", live, "--runtime-endpoint", live}
+		}, 0, []string{"also runtime.endpoint"}},
 		{"unknown output", func(*testing.T) []string { return []string{"status", "-o", "xml"} }, 0, []string{"xml", "json"}},
 	}
 	for _, tc := range cases {

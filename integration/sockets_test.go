@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -182,6 +183,11 @@ func TestRemovedSocketsComeBackWithHandover(t *testing.T) {
 	if got := proxytest.Do(ctx, rawDial(t, c), version); got.Code != codes.OK {
 		t.Errorf("a call on the new socket: %v %s", got.Code, got.Message)
 	}
+	eventually(ctx, t, "the lock's note", func() (string, bool) {
+		s, err := c.Status(ctx)
+		note := lockNote(t, c.Config().StateDir)
+		return fmt.Sprint(note, s.PID, err), err == nil && note == s.PID && note != before.PID
+	})
 	// The new files are the successor's, which takes them away at its end.
 	if err := c.Stop(ctx); err != nil {
 		t.Fatal(err)
@@ -221,12 +227,29 @@ func TestSomebodyElseAtOurPath(t *testing.T) {
 	if got := proxytest.Do(ctx, caller, version); got.Code != codes.OK {
 		t.Errorf("a caller from before: %v %s", got.Code, got.Message)
 	}
+	if s, err := c.Status(ctx); err != nil || lockNote(t, c.Config().StateDir) != s.PID {
+		t.Errorf("the lock names process %d, not the one that serves, %d (%v)", lockNote(t, c.Config().StateDir), s.PID, err)
+	}
 	if err := c.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if now, err := unixsock.IDOf(c.Socket()); err != nil || now != theirs {
 		t.Errorf("the other's socket is gone: %v %v, want %v", now, err, theirs)
 	}
+}
+
+// lockNote is the process that the lock of a state folder names.
+func lockNote(t *testing.T, stateDir string) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(stateDir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
 }
 
 // reconfigure writes a changed configuration for a running cleave, tells it, and

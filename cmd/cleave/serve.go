@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -65,5 +66,8 @@ func (s *settings) loadPassthrough() (config.Config, error) {
 	}
 	cfg := config.Default()
 	s.override(&cfg)
-	return cfg, cfg.Validate()
+	if err := cfg.ValidatePassthrough(); err != nil {
+		return config.Config{}, fmt.Errorf("flags: %w", err)
+	}
+	return cfg, nil
 }
