@@ -56,6 +56,14 @@ func TestEveryMethodEqualsContainerd(t *testing.T) {
 		proxytest.Call{Method: "/future.v9.Service/MadeUp", Requests: [][]byte{{}, {}, {}}},
 		proxytest.Call{Method: "/runtime.v1.RuntimeService/ContainerStatus", Requests: [][]byte{append([]byte{0x0a, 64}, id...)}},
 		proxytest.Call{Method: "/runtime.v1.RuntimeService/ContainerStatus", Requests: [][]byte{{0xff, 0xff}}},
+		// A number of messages that the method does not take.
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/Version"},
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/Version", Requests: [][]byte{{}, {}}},
+		proxytest.Call{Method: "/runtime.v1.ImageService/ImageFsInfo"},
+		proxytest.Call{Method: "/runtime.v1.ImageService/ImageFsInfo", Requests: [][]byte{{}, {}, {}}},
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/GetContainerEvents"},
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/StreamContainers"},
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/StreamContainers", Requests: [][]byte{{}, {}}},
 		// Not of the CRI at all: containerd's own services pass as well.
 		proxytest.Call{Method: "/containerd.services.version.v1.Version/Version", Requests: [][]byte{{}}},
 		proxytest.Call{Method: "/containerd.services.namespaces.v1.Namespaces/List", Requests: [][]byte{{}}},

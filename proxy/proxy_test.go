@@ -108,15 +108,43 @@ func dial(t *testing.T, path string) *grpc.ClientConn {
 	return conn
 }
 
+// bothWays are configurations with which all calls go one of the two ways: as
+// frames, or decoded because somebody might improve the answer.
+func bothWays() map[string]proxy.Config {
+	leave := func(context.Context, []byte) ([]byte, error) { return nil, nil }
+	decoded := proxy.Config{Interceptors: map[string]proxy.AnswerFunc{}}
+	for _, call := range proxytest.EveryCRIMethod() {
+		decoded.Interceptors[call.Method] = leave
+	}
+	for _, method := range []string{"MadeUp", "NoMessage", "Fails", "Chat"} {
+		decoded.Interceptors["/future.v9.Service/"+method] = leave
+	}
+	decoded.Interceptors["/runtime.v1.RuntimeService/NotYetInvented"] = leave
+	return map[string]proxy.Config{"frames": {}, "decoded": decoded}
+}
+
 func TestT24_EveryMethodAnswersAsDirectly(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, proxy.Config{})
+	for name, cfg := range bothWays() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			everyMethodAnswersAsDirectly(t, cfg)
+		})
+	}
+}
+
+func everyMethodAnswersAsDirectly(t *testing.T, cfg proxy.Config) {
+	t.Helper()
+	w := newWorld(t, cfg)
 	calls := proxytest.EveryCRIMethod()
 	three := [][]byte{[]byte("one"), {}, []byte("three")}
 	calls = append(calls,
 		proxytest.Call{Method: "/future.v9.Service/MadeUp", Requests: three, Deadline: time.Minute},
 		proxytest.Call{Method: "/future.v9.Service/NoMessage"},
 		proxytest.Call{Method: "/runtime.v1.RuntimeService/NotYetInvented", Requests: three},
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/Version"},
+		proxytest.Call{Method: "/runtime.v1.RuntimeService/Version", Requests: three},
+		proxytest.Call{Method: "/runtime.v1.ImageService/PullImage", Requests: three, Metadata: metadata.MD{proxytest.StatusCode: {"9"}}},
 		proxytest.Call{Method: "/future.v9.Service/Fails", Requests: three, Metadata: metadata.MD{proxytest.StatusCode: {"9"}}},
 		proxytest.Call{Method: "/runtime.v1.RuntimeService/Version", Requests: [][]byte{{}}, Metadata: metadata.MD{proxytest.StatusCode: {"14"}}},
 		proxytest.Call{Method: "/runtime.v1.RuntimeService/Version", Requests: [][]byte{{}}, Metadata: metadata.MD{proxytest.StatusCode: {"1"}}},
@@ -141,7 +169,16 @@ func TestT24_EveryMethodAnswersAsDirectly(t *testing.T) {
 
 func TestT24_ContentSubtypeOfTheCallerGoesOn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, proxy.Config{})
+	for name, cfg := range bothWays() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			contentSubtypeOfTheCallerGoesOn(t, newWorld(t, cfg))
+		})
+	}
+}
+
+func contentSubtypeOfTheCallerGoesOn(t *testing.T, w *world) {
+	t.Helper()
 	var header metadata.MD
 	var answer []byte
 	err := w.through.Invoke(t.Context(), "/runtime.v1.RuntimeService/Version", []byte("x"), &answer,
@@ -154,9 +191,60 @@ func TestT24_ContentSubtypeOfTheCallerGoesOn(t *testing.T) {
 	}
 }
 
+// TestMetadataThatGrpcRefusesPasses: what a caller or a runtime with another gRPC
+// library sends and grpc-go would not, so that the call must not end with a status
+// of grpc-go's own.
+func TestMetadataThatGrpcRefusesPasses(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range bothWays() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			metadataThatGrpcRefusesPasses(t, newWorld(t, cfg))
+		})
+	}
+}
+
+func metadataThatGrpcRefusesPasses(t *testing.T, w *world) {
+	t.Helper()
+	odd := metadata.MD{
+		"x-odd-latin": {"na\xefve"}, "x-odd-utf8": {"ünï", "", "plain"}, "x-odd-tab": {"a\tb"},
+		"x-odd!key": {"plain", "again"}, "x-odd~key-bin": {"\x00\xff", "\x01"},
+	}
+	for _, method := range []string{"/runtime.v1.RuntimeService/Version", "/runtime.v1.RuntimeService/GetContainerEvents", "/future.v9.Service/Chat"} {
+		t.Run(filepath.Base(method), func(t *testing.T) {
+			t.Parallel()
+			call := proxytest.Call{
+				Method: method, Requests: [][]byte{[]byte("x")}, Odd: odd,
+				Metadata: metadata.MD{"x-odd-twice": {"a", "b"}, "x-plain": {"1"}},
+			}
+			want, got := proxytest.Do(t.Context(), w.direct, call), proxytest.Do(t.Context(), w.through, call)
+			for key, values := range odd {
+				if seen := want.Header["echo-"+key]; !cmp.Equal(seen, values) {
+					t.Fatalf("the runtime did not see %q of a direct call: %+v", key, want)
+				}
+				if seen := want.Trailer["echo-"+key]; !cmp.Equal(seen, values) {
+					t.Fatalf("a direct call's trailer has not %q: %q", key, seen)
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("through cleave differs from direct (-direct +through):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestT22_LargeMessagesBothWays(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, proxy.Config{})
+	for name, cfg := range bothWays() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			largeMessagesBothWays(t, newWorld(t, cfg))
+		})
+	}
+}
+
+func largeMessagesBothWays(t *testing.T, w *world) {
+	t.Helper()
 	for _, method := range []string{"/runtime.v1.RuntimeService/ListContainers", "/future.v9.Service/Stream"} {
 		for _, size := range []int{0, 4195017, 16944430} {
 			t.Run(fmt.Sprintf("%s_%d", filepath.Base(method), size), func(t *testing.T) {

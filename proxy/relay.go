@@ -82,10 +82,13 @@ func (r *relay) passThrough(known *grpc.ServiceDesc) *grpc.ServiceDesc {
 	desc := &grpc.ServiceDesc{ServiceName: known.ServiceName, Metadata: known.Metadata}
 	for _, m := range known.Methods {
 		method := "/" + known.ServiceName + "/" + m.MethodName
-		desc.Methods = append(desc.Methods, grpc.MethodDesc{
-			MethodName: m.MethodName,
-			Handler: func(_ any, ctx context.Context, decode func(any) error, _ grpc.UnaryServerInterceptor) (any, error) {
-				return r.unary(ctx, method, decode)
+		// As a stream of requests, for to grpc a unary method has one and no
+		// other, while a runtime may take it otherwise.
+		desc.Streams = append(desc.Streams, grpc.StreamDesc{
+			StreamName:    m.MethodName,
+			ClientStreams: true,
+			Handler: func(_ any, ss grpc.ServerStream) error {
+				return r.unary(ss, method)
 			},
 		})
 	}
@@ -105,19 +108,33 @@ func (r *relay) passThrough(known *grpc.ServiceDesc) *grpc.ServiceDesc {
 }
 
 // unary makes one call with one message each way, in the goroutine that grpc
-// gave it.
-func (r *relay) unary(ctx context.Context, method string, decode func(any) error) (any, error) {
-	var request frame
-	if err := decode(&request); err != nil {
-		return nil, err
+// gave it. A call with none or several is ill-formed, and the runtime's to answer.
+func (r *relay) unary(ss grpc.ServerStream, method string) error {
+	var requests [2]frame
+	defer requests[0].free()
+	defer requests[1].free()
+	for i := range requests {
+		err := ss.RecvMsg(&requests[i])
+		switch {
+		case errors.Is(err, io.EOF) && i == 1:
+			return r.oneEachWay(ss, method, &requests[0])
+		case errors.Is(err, io.EOF):
+			return r.carry(ss, method, &bidirectional, nil)
+		case err != nil:
+			return err
+		}
 	}
-	defer request.free()
+	return r.carry(ss, method, &bidirectional, requests[:])
+}
 
+func (r *relay) oneEachWay(ss grpc.ServerStream, method string, request *frame) error {
 	var header, trailer metadata.MD
+	ctx := ss.Context()
 	out, opts := outgoing(ctx, grpc.Header(&header), grpc.Trailer(&trailer))
 	answer := &lastFrame{}
-	err := r.upstream.Invoke(out, method, &request, &answer.frame, opts...)
-	// Neither call can fail here: nothing has been sent yet.
+	defer answer.free()
+	err := r.upstream.Invoke(out, method, request, &answer.frame, opts...)
+	// Neither call can fail but where the caller is gone: nothing has been sent yet.
 	if len(header) > 0 {
 		_ = grpc.SetHeader(ctx, header) //nolint:errcheck // see above
 	}
@@ -125,15 +142,19 @@ func (r *relay) unary(ctx context.Context, method string, decode func(any) error
 		_ = grpc.SetTrailer(ctx, trailer) //nolint:errcheck // see above
 	}
 	if err != nil {
-		answer.free()
-		return nil, r.statusOf(err, len(header)+len(trailer) > 0)
+		return r.statusOf(err, len(header)+len(trailer) > 0)
 	}
 	r.guard.apply(ctx, method, &answer.frame)
-	return answer, nil
+	return ss.SendMsg(answer)
 }
 
 // stream carries frames both ways until the runtime ends the call.
 func (r *relay) stream(ss grpc.ServerStream, method string, shape *grpc.StreamDesc) error {
+	return r.carry(ss, method, shape, nil)
+}
+
+// carry is stream for a call of which some requests were received already.
+func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDesc, received []frame) error {
 	ctx := ss.Context()
 	endless := endlessMethods[method]
 	if endless {
@@ -153,6 +174,13 @@ func (r *relay) stream(ss grpc.ServerStream, method string, shape *grpc.StreamDe
 	cs, err := r.upstream.NewStream(out, shape, method, opts...)
 	if err != nil {
 		return r.statusOf(err, false)
+	}
+	for i := range received {
+		if err := cs.SendMsg(&received[i]); errors.Is(err, io.EOF) {
+			break // the runtime ended the call; its status comes with the answers
+		} else if err != nil {
+			return r.statusOf(err, false)
+		}
 	}
 	if shape.ClientStreams {
 		r.pumps.Add(1)
@@ -221,7 +249,9 @@ func (r *relay) passAnswers(ss grpc.ServerStream, cs grpc.ClientStream, method s
 	header, err := cs.Header()
 	if err == nil && header != nil {
 		answered = true
-		if err := ss.SendHeader(header); err != nil {
+		// Not the stream's own SendHeader and SetTrailer, which look at what
+		// is in them as the client's side does.
+		if err := grpc.SendHeader(ss.Context(), header); err != nil {
 			return answered, err
 		}
 	}
@@ -231,7 +261,7 @@ func (r *relay) passAnswers(ss grpc.ServerStream, cs grpc.ClientStream, method s
 		err := cs.RecvMsg(&f)
 		if err != nil {
 			trailer := cs.Trailer()
-			ss.SetTrailer(trailer)
+			_ = grpc.SetTrailer(ss.Context(), trailer) //nolint:errcheck // fails only if the caller is gone
 			if errors.Is(err, io.EOF) {
 				err = nil
 			}
@@ -279,6 +309,20 @@ func outgoing(ctx context.Context, opts ...grpc.CallOption) (context.Context, []
 	delete(md, "content-type")
 	delete(md, "user-agent")
 	delete(md, ":authority")
+	var odds metadata.MD
+	for key, values := range md {
+		if !odd(key, values) {
+			continue
+		}
+		if odds == nil {
+			odds = metadata.MD{}
+		}
+		odds[key] = values
+		delete(md, key)
+	}
+	if odds != nil {
+		ctx = context.WithValue(ctx, oddKey{}, odds)
+	}
 	return metadata.NewOutgoingContext(ctx, md), opts
 }
 

@@ -66,6 +66,7 @@ func dialUpstream(path string, dial func(context.Context) (net.Conn, error)) (*g
 			grpc.MaxCallRecvMsgSize(math.MaxInt32),
 			grpc.MaxCallSendMsgSize(math.MaxInt32),
 		),
+		grpc.WithStatsHandler(oddSender{}),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),

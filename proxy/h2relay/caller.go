@@ -347,8 +347,17 @@ func (c *caller) takeHeaders(f *http2.MetaHeadersFrame) error {
 	}
 	s.finish = sync.OnceFunc(c.relay.cfg.Begin())
 	c.streams[s.id] = s
-	stopping := c.drainBegan && s.endless
+	refusal := ""
 	var extra int64
+	switch {
+	case server == nil:
+		refusal = c.relay.cfg.Peer + ": no connection"
+	case server.ended != nil:
+		// It ended between the choice and now, and did not see this call.
+		refusal = fmt.Sprintf("%s: %v", server.name, server.ended)
+	case c.drainBegan && s.endless:
+		refusal = messageStopping
+	}
 	if server != nil {
 		server.open++
 		extra = server.streamWindow - initialWindow
@@ -357,12 +366,8 @@ func (c *caller) takeHeaders(f *http2.MetaHeadersFrame) error {
 		}
 	}
 	c.mu.Unlock()
-	switch {
-	case server == nil:
-		c.answerHere(s, codes.Unavailable, c.relay.cfg.Peer+": no connection")
-		return nil
-	case stopping:
-		c.answerHere(s, codes.Unavailable, messageStopping)
+	if refusal != "" {
+		c.answerHere(s, codes.Unavailable, refusal)
 		return nil
 	}
 	server.out.headers(s.id, f.Fields, f.StreamEnded())

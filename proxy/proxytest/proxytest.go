@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -34,6 +35,9 @@ type Call struct {
 	Method string
 	// Metadata goes with the call.
 	Metadata metadata.MD
+	// Odd goes with it as well: keys and values that grpc-go refuses to send
+	// as metadata and other libraries don't.
+	Odd metadata.MD
 	// Requests are the encoded messages, sent in order and then half-closed.
 	Requests [][]byte
 	// Deadline, if not zero, bounds the call.
@@ -58,6 +62,9 @@ func Do(ctx context.Context, conn *grpc.ClientConn, call Call) Outcome {
 	if call.Deadline > 0 {
 		ctx, cancel = context.WithTimeout(ctx, call.Deadline)
 		defer cancel()
+	}
+	if len(call.Odd) > 0 {
+		ctx = context.WithValue(ctx, oddKey{}, call.Odd)
 	}
 	var out Outcome
 	cs, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, call.Method)
@@ -98,10 +105,32 @@ func (o Outcome) ended(err error) Outcome {
 	return o
 }
 
+// oddKey is the key of a context under which odd metadata waits.
+type oddKey struct{}
+
+// oddSender sends it: what TagRPC adds to the context of a call is not examined.
+type oddSender struct{}
+
+func (oddSender) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
+	odd, ok := ctx.Value(oddKey{}).(metadata.MD)
+	if !ok {
+		return ctx
+	}
+	rest, _ := metadata.FromOutgoingContext(ctx)
+	return metadata.NewOutgoingContext(ctx, metadata.Join(rest, odd))
+}
+
+func (oddSender) HandleRPC(context.Context, stats.RPCStats) {}
+
+func (oddSender) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+
+func (oddSender) HandleConn(context.Context, stats.ConnStats) {}
+
 // Dial connects raw frames to a unix socket.
 func Dial(path string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+path,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithStatsHandler(oddSender{}),
 		grpc.WithDefaultCallOptions(
 			grpc.ForceCodecV2(bytesCodec{}),
 			grpc.MaxCallRecvMsgSize(math.MaxInt32),
@@ -140,7 +169,8 @@ const (
 
 // EchoRuntime serves any method on a listener and answers in a way that shows
 // what arrived: the header names the content type and carries the caller's
-// metadata, each message comes back with its number, the trailer counts them.
+// metadata, each message comes back with its number, the trailer counts them
+// and carries the caller's metadata whose key begins with x-odd.
 type EchoRuntime struct {
 	server *grpc.Server
 	// Seen gets the full method name of each call, if not nil.
@@ -180,7 +210,8 @@ func (e *EchoRuntime) echo(ss grpc.ServerStream) error {
 	}
 	_, hasDeadline := ctx.Deadline()
 	header.Set("echo-deadline", strconv.FormatBool(hasDeadline))
-	if err := ss.SendHeader(header); err != nil {
+	// The stream's own SendHeader refuses what a server of another library may send.
+	if err := grpc.SendHeader(ctx, header); err != nil {
 		return err
 	}
 	if hold := md.Get(Hold); len(hold) > 0 {
@@ -216,7 +247,15 @@ func (e *EchoRuntime) echo(ss grpc.ServerStream) error {
 			return err
 		}
 	}
-	ss.SetTrailer(metadata.MD{"echo-count": {strconv.Itoa(count)}, "echo-bytes": {strconv.Itoa(bytes)}, "echo-bin": {string([]byte{0, 1, 0xff})}})
+	trailer := metadata.MD{"echo-count": {strconv.Itoa(count)}, "echo-bytes": {strconv.Itoa(bytes)}, "echo-bin": {string([]byte{0, 1, 0xff})}}
+	for key, values := range md {
+		if strings.HasPrefix(key, "x-odd") {
+			trailer["echo-"+key] = values
+		}
+	}
+	if err := grpc.SetTrailer(ctx, trailer); err != nil {
+		return err
+	}
 	return endWith(md)
 }
 
