@@ -62,6 +62,8 @@ type Config struct {
 	Memory Memory
 	// Log is how cleave's log looks.
 	Log Log
+	// Snapshotter is the split snapshotter, a process of its own.
+	Snapshotter Snapshotter
 }
 
 // Mode is what cleave is towards the kubelet.
@@ -150,6 +152,65 @@ type Log struct {
 	Format string
 }
 
+// Snapshotter is the split snapshotter (`cleave snapshotter`), which puts image
+// layers on one filesystem and everything that is written to on another. Without
+// roots it is not used.
+type Snapshotter struct {
+	// ImageRoot is the folder for image layers: an absolute path other than the
+	// root directory, not inside ContainerRoot nor around it. Given together
+	// with ContainerRoot. Default: empty.
+	ImageRoot string
+	// ContainerRoot is the folder for what containers write, by the same rules.
+	// Default: empty.
+	ContainerRoot string
+	// Database is the file that says what lies where: an absolute path. Its
+	// folder is made if missing and also holds the lock and the ballast. It
+	// should be on neither of the roots' filesystems: a full one would keep it
+	// from growing (CTD-66). Default: /var/lib/cleave/snapshotter/metadata.db.
+	Database string
+	// Endpoint is the socket for containerd, made by the snapshotter, for root
+	// only. Default: unix:///run/cleave/snapshotter.sock.
+	Endpoint Endpoint
+	// StatusEndpoint is the socket for `cleave snapshotter status`, for root
+	// only. Default: unix:///run/cleave/snapshotter-status.sock.
+	StatusEndpoint Endpoint
+	// RequireMountpoints refuses roots that are not mount points themselves.
+	// Default: false, because containers' layers may well be on the node's own
+	// filesystem; a root whose filesystem is not mounted is noticed all the same.
+	RequireMountpoints bool
+	// Namespaces are the containerd namespaces that are served; others are
+	// refused. Empty means all. Default: k8s.io.
+	Namespaces []string
+	// RemapIDs maps user and group ids at the mount for pods with a user
+	// namespace. Without it containerd copies the whole image for such a pod.
+	// Default: true.
+	RemapIDs bool
+	// ParallelUnpack lets containerd unpack layers of one image side by side;
+	// how many at a time is containerd's max_concurrent_unpacks. Default: true.
+	ParallelUnpack bool
+	// SyncOnCommit writes the image filesystem to disk before a layer counts as
+	// unpacked. Without it a power cut soon after a pull can leave a layer with
+	// missing content; with it pulls are slower. Default: false, as containerd's.
+	SyncOnCommit bool
+	// MountOptions are added to each overlay mount, such as volatile; none that
+	// the snapshotter sets itself. Default: none.
+	MountOptions []string
+	// UsageMaxAge is how old a figure for a layer that is written to may be
+	// before it is measured anew: 1s to 1h. Default: 10s.
+	UsageMaxAge time.Duration
+	// DeletionsPerSecond is how many files and folders are deleted in a second,
+	// so that clearing up leaves the disk to the pods: 1 or more, 0 means no
+	// limit. Default: 20000.
+	DeletionsPerSecond int
+	// CleanupMaxPercent is how many percent of the snapshots one clean-up may
+	// delete; beyond that it stops and waits for confirmation, because then
+	// something else is probably wrong: 1 to 100. Default: 50.
+	CleanupMaxPercent int
+}
+
+// Enabled says whether the split snapshotter is set up.
+func (s Snapshotter) Enabled() bool { return s.ImageRoot != "" && s.ContainerRoot != "" }
+
 // Default returns the configuration with all defaults. It is valid.
 func Default() Config {
 	return Config{
@@ -163,6 +224,17 @@ func Default() Config {
 		Measure:     Measure{Period: 10 * time.Second, MaxCorePercent: 5},
 		Memory:      Memory{LimitBytes: 128 << 20},
 		Log:         Log{Level: "info", Format: "json"},
+		Snapshotter: Snapshotter{
+			Database:           "/var/lib/cleave/snapshotter/metadata.db",
+			Endpoint:           "/run/cleave/snapshotter.sock",
+			StatusEndpoint:     "/run/cleave/snapshotter-status.sock",
+			Namespaces:         []string{"k8s.io"},
+			RemapIDs:           true,
+			ParallelUnpack:     true,
+			UsageMaxAge:        10 * time.Second,
+			DeletionsPerSecond: 20_000,
+			CleanupMaxPercent:  50,
+		},
 	}
 }
 

@@ -62,6 +62,10 @@ func TestEveryFieldIsInTheSchema(t *testing.T) {
 			}
 		case reflect.String:
 			v.SetString(v.String() + "/x")
+		case reflect.Bool:
+			v.SetBool(!v.Bool())
+		case reflect.Slice:
+			v.Set(reflect.Append(v, reflect.ValueOf("x")))
 		default:
 			v.SetInt(v.Int() + 1)
 		}
@@ -70,6 +74,7 @@ func TestEveryFieldIsInTheSchema(t *testing.T) {
 	// These can't have just any value.
 	c.Version, c.Mode, c.Runtime.Namespace, c.Log = Version, ModeObserve, "other", Log{"warn", "console"}
 	c.Filesystems.ImageFS, c.Filesystems.ContainerFS = "/images", "/layers"
+	c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot = "/images", "/layers"
 	text, err := c.YAML()
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +117,21 @@ memory:
 log:
     level: info
     format: json
+snapshotter:
+    imageRoot: ""
+    containerRoot: ""
+    database: /var/lib/cleave/snapshotter/metadata.db
+    endpoint: unix:///run/cleave/snapshotter.sock
+    statusEndpoint: unix:///run/cleave/snapshotter-status.sock
+    requireMountpoints: false
+    namespaces: [k8s.io]
+    remapIDs: true
+    parallelUnpack: true
+    syncOnCommit: false
+    mountOptions: []
+    usageMaxAge: 10s
+    deletionsPerSecond: 20000
+    cleanupMaxPercent: 50
 `
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -140,6 +160,14 @@ func TestParseValues(t *testing.T) {
 		{"memory as a plain number", "version: 1\nmemory: {limit: 134217729}", func(c *Config) { c.Memory.LimitBytes = 134217729 }},
 		{"memory as text", "version: 1\nmemory: {limit: '1.5Gi'}", func(c *Config) { c.Memory.LimitBytes = 1610612736 }},
 		{"memory with an exponent", "version: 1\nmemory: {limit: 1e9}", func(c *Config) { c.Memory.LimitBytes = 1_000_000_000 }},
+		{"lists", "version: 1\nsnapshotter:\n  namespaces:\n  - k8s.io\n  - '123'\n  mountOptions: [volatile, xino=on]\n", func(c *Config) {
+			c.Snapshotter.Namespaces, c.Snapshotter.MountOptions = []string{"k8s.io", "123"}, []string{"volatile", "xino=on"}
+		}},
+		{"empty list", "version: 1\nsnapshotter: {namespaces: []}", func(c *Config) { c.Snapshotter.Namespaces = nil }},
+		{"yes and no", "version: 1\nsnapshotter: {remapIDs: false, syncOnCommit: true}", func(c *Config) { c.Snapshotter.RemapIDs, c.Snapshotter.SyncOnCommit = false, true }},
+		{"roots side by side", "version: 1\nsnapshotter: {imageRoot: /data/a, containerRoot: /data/ab}", func(c *Config) {
+			c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot = "/data/a", "/data/ab"
+		}},
 		{"path with spaces and umlauts", "version: 1\nfilesystems: {imagefs: /mnt/my disk/ü}", func(c *Config) { c.Filesystems.ImageFS = "/mnt/my disk/ü" }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -173,9 +201,9 @@ func TestParseFaults(t *testing.T) {
 		{"text", "hello\n", []string{`c.yaml:1:1: the file must be keys with values below them (key: value), not "hello"`}},
 		{"unknown key, spelled nearly right", "version: 1\nmeasure:\n  perod: 10s\n", []string{`c.yaml:3:3: measure.perod: unknown key; did you mean "period"?`}},
 		{"unknown key, letter case", "version: 1\nstatedir: /x\n", []string{`c.yaml:2:1: statedir: unknown key; did you mean "stateDir"?`}},
-		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint`}},
+		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint, snapshotter.endpoint`}},
 		{"unknown key, unlike any", "version: 1\nlog: {colour: red}\n", []string{`c.yaml:2:7: log.colour: unknown key; log has level, format`}},
-		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, stateDir, filesystems, measure, memory, log`}},
+		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, stateDir, filesystems, measure, memory, log, snapshotter`}},
 		{"key twice", "version: 1\nmode: cri\nmode: cri\n", []string{"c.yaml:3:1: mode: is given twice, first on line 2"}},
 		{"section twice", "version: 1\nlog: {level: info}\nlog: {format: json}\n", []string{"c.yaml:3:1: log: is given twice, first on line 2"}},
 		{"number for text", "version: 1\nruntime:\n  namespace: 5\n", []string{`c.yaml:3:14: runtime.namespace: must be text, not "5": put it in quotes if it is meant so`}},
@@ -226,6 +254,46 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:5:19: measure.maxCorePercent: must be from 1 to 100, not 500",
 			`c.yaml:6:14: log.level: must be debug, info, warn or error, not "loud"`,
 		}},
+		{"list of the wrong kinds", "version: 1\nsnapshotter:\n  namespaces: [5, [a], b, null, b, ../x]\n  mountOptions: volatile\n", []string{
+			`c.yaml:3:16: snapshotter.namespaces: must be text, not "5": put it in quotes if it is meant so`,
+			"c.yaml:3:19: snapshotter.namespaces: must be one value, not a list",
+			"c.yaml:3:27: snapshotter.namespaces: has no value; leave the key out for the default",
+			`c.yaml:3:33: snapshotter.namespaces: "b" is listed twice`,
+			`c.yaml:4:17: snapshotter.mountOptions: must be a list, such as [a, b], not "volatile"`,
+		}},
+		{"list without a value", "version: 1\nsnapshotter:\n  namespaces:\n", []string{
+			"c.yaml:3:14: snapshotter.namespaces: has no value; leave the key out for the default, or write [] for an empty list",
+		}},
+		{"alias in a list", "version: 1\nsnapshotter:\n  namespaces: [&a b, *a]\n", []string{
+			"c.yaml:3:16: snapshotter.namespaces: anchors and aliases (& and *) are not supported",
+			"c.yaml:3:22: snapshotter.namespaces: anchors and aliases (& and *) are not supported",
+		}},
+		{"yes for true", "version: 1\nsnapshotter: {remapIDs: 'true', syncOnCommit: 1}\n", []string{
+			`c.yaml:2:25: snapshotter.remapIDs: must be true or false, not "true"`,
+			`c.yaml:2:47: snapshotter.syncOnCommit: must be true or false, not "1"`,
+		}},
+		{"one root", "version: 1\nsnapshotter:\n  imageRoot: /images\n", []string{
+			"c.yaml:3:14: snapshotter.containerRoot: is missing, and imageRoot is given: the snapshotter needs both, or none if it is not used",
+		}},
+		{"one folder for both", "version: 1\nsnapshotter:\n  imageRoot: /data/x/\n  containerRoot: /data//x\n", []string{
+			`c.yaml:4:18: snapshotter.containerRoot: "/data//x" is also imageRoot; each needs its own folder`,
+		}},
+		{"nested roots", "version: 1\nsnapshotter:\n  imageRoot: /data/a/../b/c\n  containerRoot: /data/b\n", []string{
+			`c.yaml:3:14: snapshotter.imageRoot: "/data/a/../b/c" is inside containerRoot; neither may be inside the other`,
+		}},
+		{"snapshotter's values", "version: 1\nsnapshotter:\n  imageRoot: /\n  containerRoot: x\n  database: /var/lib/\n  statusEndpoint: /run/cleave/control.sock\n" +
+			"  namespaces: [a b]\n  mountOptions: ['a,b', upperdir=/x]\n  usageMaxAge: 61m\n  deletionsPerSecond: -1\n  cleanupMaxPercent: 0\n", []string{
+			"c.yaml:3:14: snapshotter.imageRoot: must not be the root directory",
+			`c.yaml:4:18: snapshotter.containerRoot: "x" must be an absolute path`,
+			`c.yaml:5:13: snapshotter.database: "/var/lib/" names a folder, not a file`,
+			`c.yaml:6:19: snapshotter.statusEndpoint: "unix:///run/cleave/control.sock" is also control.endpoint; each needs its own socket`,
+			`c.yaml:7:15: snapshotter.namespaces: "a b" is no containerd namespace: letters, digits and single . _ - between them, 76 at most`,
+			`c.yaml:8:17: snapshotter.mountOptions: "a,b" is no single mount option`,
+			`c.yaml:8:17: snapshotter.mountOptions: "upperdir=/x": the snapshotter sets upperdir itself`,
+			"c.yaml:9:16: snapshotter.usageMaxAge: must be from 1s to 1h0m0s, not 1h1m0s",
+			"c.yaml:10:23: snapshotter.deletionsPerSecond: must be 1 or more, or 0 for no limit, not -1",
+			"c.yaml:11:22: snapshotter.cleanupMaxPercent: must be from 1 to 100, not 0",
+		}},
 		{"second document", "version: 1\n---\nversion: 1\n", []string{"c.yaml:2:1: a second document starts here; the file must hold one"}},
 		{"broken second document", "version: 1\n---\nx: [\n", []string{"c.yaml:3:1: not YAML: did not find expected node content"}},
 		{"anchor and alias", "version: 1\nlisten: &a\n  endpoint: /x\ncontrol: *a\n", []string{
@@ -233,7 +301,7 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:4:10: control: anchors and aliases (& and *) are not supported",
 		}},
 		{"merge key", "version: 1\n<<: {mode: cri}\n", []string{
-			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, stateDir, filesystems, measure, memory, log`,
+			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, stateDir, filesystems, measure, memory, log, snapshotter`,
 		}},
 		{"tag", "version: 1\nmode: !!str cri\n", []string{"c.yaml:2:7: mode: tags (!) are not supported"}},
 		{"list as a key", "version: 1\n? [a]\n: b\n", []string{"c.yaml:2:3: a key must be a name, not a list"}},
@@ -513,6 +581,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("version: 1\nlog: {level: debug}\n---\n"))
 	f.Add([]byte("version: 1\na: &a [*a]\n? [x]\n: !!binary aGk=\n"))
 	f.Add([]byte("version: 1\nruntime: {namespace: '0x1'}\nfilesystems: {imagefs: \"/\\u2028 # ' \\\" \"}\nmemory: {limit: 1e9}\n"))
+	f.Add([]byte("version: 1\nsnapshotter: {namespaces: [], mountOptions: [' a', \"\\n\"], imageRoot: /a, containerRoot: /b}\n"))
 	f.Add([]byte("\xff\xfev\x00:\x00"))
 	f.Add([]byte("version: 1\nmeasure: {period: 1h2m3.004005006s}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {

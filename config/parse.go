@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -172,9 +173,12 @@ func (p *parser) section(n *yaml.Node, s, all section, path string) {
 			continue
 		}
 		before := len(p.faults)
-		if f.sub != nil {
+		switch {
+		case f.sub != nil:
 			p.section(value, f.sub, all, keyPath)
-		} else {
+		case f.list != nil:
+			p.list(value, f.list, keyPath)
+		default:
 			p.value(value, f.value, keyPath)
 		}
 		p.places[keyPath] = place{line: value.Line, column: value.Column, bad: len(p.faults) > before}
@@ -193,6 +197,34 @@ func (p *parser) value(n *yaml.Node, v value, path string) {
 			p.fault(n, path, "%s", err)
 		}
 	}
+}
+
+// list decodes a list of texts, each once; an empty one is nil.
+func (p *parser) list(n *yaml.Node, to *[]string, path string) {
+	switch {
+	case !p.plain(n, path):
+		return
+	case isNull(n):
+		p.fault(n, path, "has no value; leave the key out for the default, or write [] for an empty list")
+		return
+	case n.Kind != yaml.SequenceNode:
+		p.fault(n, path, "must be a list, such as [a, b], not %s", kindOf(n))
+		return
+	}
+	var list []string
+	for _, element := range n.Content {
+		var text string
+		before := len(p.faults)
+		p.value(element, textValue{&text}, path)
+		switch {
+		case len(p.faults) > before:
+		case slices.Contains(list, text):
+			p.fault(element, path, "%s is listed twice", shown(text))
+		default:
+			list = append(list, text)
+		}
+	}
+	*to = list
 }
 
 // plain refuses what makes YAML mean something else than it shows.

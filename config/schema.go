@@ -12,10 +12,11 @@ import (
 // written.
 type section []field
 
-// field is a key: either a section or a value.
+// field is a key: a section, a list of texts, or a value.
 type field struct {
 	key   string
 	sub   section
+	list  *[]string
 	value value
 }
 
@@ -61,6 +62,22 @@ func schema(c *Config) section {
 			{key: "level", value: textValue{&c.Log.Level}},
 			{key: "format", value: textValue{&c.Log.Format}},
 		}},
+		{key: "snapshotter", sub: section{
+			{key: "imageRoot", value: textValue{&c.Snapshotter.ImageRoot}},
+			{key: "containerRoot", value: textValue{&c.Snapshotter.ContainerRoot}},
+			{key: "database", value: textValue{&c.Snapshotter.Database}},
+			{key: "endpoint", value: endpointValue{&c.Snapshotter.Endpoint}},
+			{key: "statusEndpoint", value: endpointValue{&c.Snapshotter.StatusEndpoint}},
+			{key: "requireMountpoints", value: boolValue{&c.Snapshotter.RequireMountpoints}},
+			{key: "namespaces", list: &c.Snapshotter.Namespaces},
+			{key: "remapIDs", value: boolValue{&c.Snapshotter.RemapIDs}},
+			{key: "parallelUnpack", value: boolValue{&c.Snapshotter.ParallelUnpack}},
+			{key: "syncOnCommit", value: boolValue{&c.Snapshotter.SyncOnCommit}},
+			{key: "mountOptions", list: &c.Snapshotter.MountOptions},
+			{key: "usageMaxAge", value: durationValue{&c.Snapshotter.UsageMaxAge}},
+			{key: "deletionsPerSecond", value: intValue{&c.Snapshotter.DeletionsPerSecond}},
+			{key: "cleanupMaxPercent", value: intValue{&c.Snapshotter.CleanupMaxPercent}},
+		}},
 	}
 }
 
@@ -69,6 +86,7 @@ const (
 	tagText  = "!!str"
 	tagInt   = "!!int"
 	tagFloat = "!!float"
+	tagBool  = "!!bool"
 )
 
 type textValue struct{ to *string }
@@ -100,6 +118,19 @@ func (v intValue) decode(n *yaml.Node) error {
 
 func (v intValue) encode() *yaml.Node {
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagInt, Value: strconv.Itoa(*v.to)}
+}
+
+type boolValue struct{ to *bool }
+
+func (v boolValue) decode(n *yaml.Node) error {
+	if n.ShortTag() != tagBool || n.Decode(v.to) != nil {
+		return fmt.Errorf("must be true or false, not %s", shown(n.Value))
+	}
+	return nil
+}
+
+func (v boolValue) encode() *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagBool, Value: strconv.FormatBool(*v.to)}
 }
 
 type durationValue struct{ to *time.Duration }
@@ -175,12 +206,23 @@ func (s section) encode() *yaml.Node {
 	n := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
 	for _, f := range s {
 		var v *yaml.Node
-		if f.sub != nil {
+		switch {
+		case f.sub != nil:
 			v = f.sub.encode()
-		} else {
+		case f.list != nil:
+			v = encodeList(*f.list)
+		default:
 			v = f.value.encode()
 		}
 		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: f.key}, v)
+	}
+	return n
+}
+
+func encodeList(list []string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Style: yaml.FlowStyle}
+	for i := range list {
+		n.Content = append(n.Content, textValue{&list[i]}.encode())
 	}
 	return n
 }

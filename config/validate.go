@@ -17,6 +17,8 @@ const (
 	maxPathBytes     = 4095 // PATH_MAX without the zero byte (limits.h)
 	minCorePercent   = 1
 	maxCorePercent   = 100
+	minUsageAge      = time.Second
+	maxUsageAge      = time.Hour
 	namespacePattern = `^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`
 )
 
@@ -65,6 +67,8 @@ func (c Config) faults() Faults {
 		{"runtime.endpoint", c.Runtime.Endpoint},
 		{"listen.endpoint", c.Listen.Endpoint},
 		{"control.endpoint", c.Control.Endpoint},
+		{"snapshotter.endpoint", c.Snapshotter.Endpoint},
+		{"snapshotter.statusEndpoint", c.Snapshotter.StatusEndpoint},
 	}
 	for i, at := range endpoints {
 		if message := at.e.fault(); message != "" {
@@ -78,10 +82,8 @@ func (c Config) faults() Faults {
 			}
 		}
 	}
-	// The rule of containerd's identifiers; it refuses others.
-	if len(c.Runtime.Namespace) > maxNamespace || !regexp.MustCompile(namespacePattern).MatchString(c.Runtime.Namespace) {
-		fault("runtime.namespace", "%s is no containerd namespace: letters, digits and single . _ - between them, %d at most",
-			shown(c.Runtime.Namespace), maxNamespace)
+	if message := namespaceFault(c.Runtime.Namespace); message != "" {
+		fault("runtime.namespace", "%s", message)
 	}
 
 	for _, p := range []struct {
@@ -93,6 +95,9 @@ func (c Config) faults() Faults {
 		{"filesystems.logs", c.Filesystems.Logs, false, false},
 		{"filesystems.imagefs", c.Filesystems.ImageFS, true, false},
 		{"filesystems.containerfs", c.Filesystems.ContainerFS, true, false},
+		{"snapshotter.imageRoot", c.Snapshotter.ImageRoot, true, true},
+		{"snapshotter.containerRoot", c.Snapshotter.ContainerRoot, true, true},
+		{"snapshotter.database", c.Snapshotter.Database, false, true},
 	} {
 		switch message := textFault(p.value); {
 		case p.value == "" && p.mayBeEmpty:
@@ -124,7 +129,69 @@ func (c Config) faults() Faults {
 	if message := oneOf(c.Log.Format, "json", "console"); message != "" {
 		fault("log.format", "%s", message)
 	}
+	out = append(out, c.Snapshotter.faults()...)
 	return out
+}
+
+// faults are those of the snapshotter that are not of one path or socket alone.
+func (s Snapshotter) faults() Faults {
+	var out Faults
+	fault := func(key, format string, args ...any) {
+		out = append(out, Fault{Key: "snapshotter." + key, Message: fmt.Sprintf(format, args...)})
+	}
+	switch image, container := path.Clean(s.ImageRoot), path.Clean(s.ContainerRoot); {
+	case s.ImageRoot == "" && s.ContainerRoot == "":
+	case s.ImageRoot == "":
+		fault("imageRoot", "is missing, and containerRoot is given: the snapshotter needs both, or none if it is not used")
+		out[len(out)-1].other = "snapshotter.containerRoot"
+	case s.ContainerRoot == "":
+		fault("containerRoot", "is missing, and imageRoot is given: the snapshotter needs both, or none if it is not used")
+		out[len(out)-1].other = "snapshotter.imageRoot"
+	case image == container:
+		fault("containerRoot", "%s is also imageRoot; each needs its own folder", shown(s.ContainerRoot))
+	case strings.HasPrefix(container, image+"/"):
+		fault("containerRoot", "%s is inside imageRoot; neither may be inside the other", shown(s.ContainerRoot))
+	case strings.HasPrefix(image, container+"/"):
+		fault("imageRoot", "%s is inside containerRoot; neither may be inside the other", shown(s.ImageRoot))
+	}
+	if s.Database != "" && strings.HasSuffix(s.Database, "/") {
+		fault("database", "%s names a folder, not a file", shown(s.Database))
+	}
+	for _, ns := range s.Namespaces {
+		if message := namespaceFault(ns); message != "" {
+			fault("namespaces", "%s", message)
+		}
+	}
+	for _, o := range s.MountOptions {
+		name, _, _ := strings.Cut(o, "=")
+		switch {
+		case o == "" || strings.ContainsAny(o, ",") || textFault(o) != "":
+			fault("mountOptions", "%s is no single mount option", shown(o))
+		case slices.Contains(ownMountOptions, name):
+			fault("mountOptions", "%s: the snapshotter sets %s itself", shown(o), name)
+		}
+	}
+	if s.UsageMaxAge < minUsageAge || s.UsageMaxAge > maxUsageAge {
+		fault("usageMaxAge", "must be from %v to %v, not %v", minUsageAge, maxUsageAge, s.UsageMaxAge)
+	}
+	if s.DeletionsPerSecond < 0 {
+		fault("deletionsPerSecond", "must be 1 or more, or 0 for no limit, not %d", s.DeletionsPerSecond)
+	}
+	if p := s.CleanupMaxPercent; p < 1 || p > 100 {
+		fault("cleanupMaxPercent", "must be from 1 to 100, not %d", p)
+	}
+	return out
+}
+
+// ownMountOptions are those of overlay that say which layers are mounted.
+var ownMountOptions = []string{"lowerdir", "upperdir", "workdir", "datadir", "lowerdir+", "datadir+", "uidmap", "gidmap", "ro", "rw", "remount", "bind"}
+
+// namespaceFault is the rule of containerd's identifiers; it refuses others.
+func namespaceFault(namespace string) string {
+	if len(namespace) <= maxNamespace && regexp.MustCompile(namespacePattern).MatchString(namespace) {
+		return ""
+	}
+	return fmt.Sprintf("%s is no containerd namespace: letters, digits and single . _ - between them, %d at most", shown(namespace), maxNamespace)
 }
 
 // oneOf says that value is none of known, or nothing if it is.
