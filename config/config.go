@@ -157,16 +157,17 @@ type Log struct {
 // roots it is not used.
 type Snapshotter struct {
 	// ImageRoot is the folder for image layers: an absolute path other than the
-	// root directory, not inside ContainerRoot nor around it. Given together
+	// root directory, not inside ContainerRoot nor around it, without comma,
+	// colon and backslash, which overlayfs's options can't hold. Given together
 	// with ContainerRoot. Default: empty.
 	ImageRoot string
 	// ContainerRoot is the folder for what containers write, by the same rules.
 	// Default: empty.
 	ContainerRoot string
 	// Database is the file that says what lies where: an absolute path. Its
-	// folder is made if missing and also holds the lock and the ballast. It
-	// should be on neither of the roots' filesystems: a full one would keep it
-	// from growing (CTD-66). Default: /var/lib/cleave/snapshotter/metadata.db.
+	// folder is made if missing and also holds the lock and the ballast. It is
+	// inside neither root and should be on neither's filesystem: a full one
+	// would keep it from growing (CTD-66). Default: /var/lib/cleave/snapshotter/metadata.db.
 	Database string
 	// Endpoint is the socket for containerd, made by the snapshotter, for root
 	// only. Default: unix:///run/cleave/snapshotter.sock.
@@ -202,9 +203,9 @@ type Snapshotter struct {
 	// so that clearing up leaves the disk to the pods: 1 or more, 0 means no
 	// limit. Default: 20000.
 	DeletionsPerSecond int
-	// CleanupMaxPercent is how many percent of the snapshots one clean-up may
-	// delete; beyond that it stops and waits for confirmation, because then
-	// something else is probably wrong: 1 to 100. Default: 50.
+	// CleanupMaxPercent is how many percent of the folders in both roots one
+	// clean-up may take away; beyond that it stops and waits for confirmation,
+	// because then something else is probably wrong: 1 to 100. Default: 10.
 	CleanupMaxPercent int
 }
 
@@ -233,7 +234,7 @@ func Default() Config {
 			ParallelUnpack:     true,
 			UsageMaxAge:        10 * time.Second,
 			DeletionsPerSecond: 20_000,
-			CleanupMaxPercent:  50,
+			CleanupMaxPercent:  10,
 		},
 	}
 }

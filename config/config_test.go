@@ -131,7 +131,7 @@ snapshotter:
     mountOptions: []
     usageMaxAge: 10s
     deletionsPerSecond: 20000
-    cleanupMaxPercent: 50
+    cleanupMaxPercent: 10
 `
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -280,6 +280,10 @@ func TestParseFaults(t *testing.T) {
 		}},
 		{"nested roots", "version: 1\nsnapshotter:\n  imageRoot: /data/a/../b/c\n  containerRoot: /data/b\n", []string{
 			`c.yaml:3:14: snapshotter.imageRoot: "/data/a/../b/c" is inside containerRoot; neither may be inside the other`,
+		}},
+		{"roots that overlayfs can't mount, database in a root", "version: 1\nsnapshotter:\n  imageRoot: /a,b\n  containerRoot: /data/x/..\n  database: /data/db\n", []string{
+			`c.yaml:3:14: snapshotter.imageRoot: "/a,b" has a comma, colon or backslash, which the mount options of overlayfs can't hold`,
+			`c.yaml:5:13: snapshotter.database: "/data/db" is inside containerRoot; put it outside of both, best on a third filesystem`,
 		}},
 		{"snapshotter's values", "version: 1\nsnapshotter:\n  imageRoot: /\n  containerRoot: x\n  database: /var/lib/\n  statusEndpoint: /run/cleave/control.sock\n" +
 			"  namespaces: [a b]\n  mountOptions: ['a,b', upperdir=/x]\n  usageMaxAge: 61m\n  deletionsPerSecond: -1\n  cleanupMaxPercent: 0\n", []string{

@@ -154,8 +154,19 @@ func (s Snapshotter) faults() Faults {
 	case strings.HasPrefix(image, container+"/"):
 		fault("imageRoot", "%s is inside containerRoot; neither may be inside the other", shown(s.ImageRoot))
 	}
-	if s.Database != "" && strings.HasSuffix(s.Database, "/") {
+	roots := []struct{ key, path string }{{"imageRoot", s.ImageRoot}, {"containerRoot", s.ContainerRoot}}
+	for _, r := range roots {
+		if strings.ContainsAny(r.path, `,:\`) {
+			fault(r.key, "%s has a comma, colon or backslash, which the mount options of overlayfs can't hold", shown(r.path))
+		}
+	}
+	if strings.HasSuffix(s.Database, "/") {
 		fault("database", "%s names a folder, not a file", shown(s.Database))
+	}
+	for _, r := range roots {
+		if r.path != "" && strings.HasPrefix(path.Clean(s.Database)+"/", path.Clean(r.path)+"/") {
+			fault("database", "%s is inside %s; put it outside of both, best on a third filesystem", shown(s.Database), r.key)
+		}
 	}
 	for _, ns := range s.Namespaces {
 		if message := namespaceFault(ns); message != "" {
