@@ -80,45 +80,45 @@ func TestCTD22_FoldersOfMounts(t *testing.T) {
 // The parts of containerd's API, with one snapshotter that works and one that
 // does not.
 type (
-	fakePlugins struct {
+	twoPlugins struct {
 		introspectionapi.UnimplementedIntrospectionServer
 	}
-	fakeContainers struct {
+	noContainers struct {
 		containersapi.UnimplementedContainersServer
 	}
-	fakeSnapshots struct {
+	halfDeadSnapshots struct {
 		snapshotsapi.UnimplementedSnapshotsServer
 	}
 )
 
-func (fakePlugins) Plugins(context.Context, *introspectionapi.PluginsRequest) (*introspectionapi.PluginsResponse, error) {
+func (twoPlugins) Plugins(context.Context, *introspectionapi.PluginsRequest) (*introspectionapi.PluginsResponse, error) {
 	return &introspectionapi.PluginsResponse{Plugins: []*introspectionapi.Plugin{
 		{Type: snapshotterType, ID: "a-dead-one", Exports: map[string]string{rootExport: "/dead"}},
 		{Type: snapshotterType, ID: "works", Exports: map[string]string{rootExport: "/works"}},
 	}}, nil
 }
 
-func (fakeContainers) ListStream(*containersapi.ListContainersRequest, containersapi.Containers_ListStreamServer) error {
+func (noContainers) ListStream(*containersapi.ListContainersRequest, containersapi.Containers_ListStreamServer) error {
 	return nil
 }
 
-func (fakeSnapshots) List(r *snapshotsapi.ListSnapshotsRequest, out snapshotsapi.Snapshots_ListServer) error {
+func (halfDeadSnapshots) List(r *snapshotsapi.ListSnapshotsRequest, out snapshotsapi.Snapshots_ListServer) error {
 	if r.GetSnapshotter() != "works" {
 		return status.Error(codes.Unavailable, "connection refused")
 	}
 	return out.Send(&snapshotsapi.ListSnapshotsResponse{Info: []*snapshotsapi.Info{{Name: "layer", Kind: snapshotsapi.Kind_COMMITTED}}})
 }
 
-func (fakeSnapshots) Usage(context.Context, *snapshotsapi.UsageRequest) (*snapshotsapi.UsageResponse, error) {
+func (halfDeadSnapshots) Usage(context.Context, *snapshotsapi.UsageRequest) (*snapshotsapi.UsageResponse, error) {
 	return nil, status.Error(codes.NotFound, "no such snapshot")
 }
 
 func dialFake(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	server := grpc.NewServer()
-	introspectionapi.RegisterIntrospectionServer(server, fakePlugins{})
-	containersapi.RegisterContainersServer(server, fakeContainers{})
-	snapshotsapi.RegisterSnapshotsServer(server, fakeSnapshots{})
+	introspectionapi.RegisterIntrospectionServer(server, twoPlugins{})
+	containersapi.RegisterContainersServer(server, noContainers{})
+	snapshotsapi.RegisterSnapshotsServer(server, halfDeadSnapshots{})
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
