@@ -1,0 +1,393 @@
+package split
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/errdefs"
+	bolt "go.etcd.io/bbolt"
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/snapshot/split/fault"
+	"github.com/cleave-cri/cleave/snapshot/split/fence"
+	"github.com/cleave-cri/cleave/snapshot/split/rootdir"
+)
+
+// measuringAtOnce is how many snapshots are measured at the same time. One that
+// lies on a disk that hangs holds up no other until there are as many of those.
+const measuringAtOnce = 2
+
+// Usage tells what a snapshot takes on its disk: its whole folder, as `du` counts
+// it, so the work folder too, which holds files that are being copied up
+// (CTD-125). Vanishing files are no error. For a layer it is measured once,
+// for what can be written to at most UsageMaxAge ago.
+func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, error) {
+	var (
+		id   string
+		info snapshots.Info
+		rec  record
+	)
+	err := s.db.read(ctx, func(ctx context.Context, b *bolt.Bucket) error {
+		var err error
+		if id, info, _, err = storage.GetInfo(ctx, key); err != nil {
+			return err
+		}
+		rec, err = mustRecord(b, id)
+		return err
+	})
+	if err != nil {
+		return snapshots.Usage{}, fmt.Errorf("usage of snapshot %q: %w", key, err)
+	}
+	if rec.Figure != nil {
+		return rec.Figure.usage(), nil
+	}
+	subject := subject{id: id, root: rec.Root, committed: info.Kind == snapshots.KindCommitted}
+	maxAge := s.opts.UsageMaxAge
+	if subject.committed {
+		maxAge = forever
+	}
+	f, err := s.meter.get(ctx, subject, maxAge)
+	if err != nil {
+		return snapshots.Usage{}, fmt.Errorf("usage of snapshot %q: %w", key, err)
+	}
+	return f.usage(), nil
+}
+
+func (f figure) usage() snapshots.Usage { return snapshots.Usage{Size: f.Bytes, Inodes: f.Inodes} }
+
+// measure walks a snapshot's folder.
+func (s *Snapshotter) measure(ctx context.Context, what subject) (figure, error) {
+	root, err := s.gate.Root(what.root)
+	if err != nil {
+		return figure{}, err
+	}
+	dir, err := root.Open(idDir(what.id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return figure{}, fmt.Errorf("its folder is gone: %w", errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return figure{}, err
+	}
+	defer dir.Close() //nolint:errcheck // only read
+	// The open folder is named through /proc, so that a root swapped behind our back is not measured instead.
+	usage, err := walk.Measure(ctx, rootdir.FDPath(dir)+"/.", walk.Options{})
+	if err != nil {
+		return figure{}, err
+	}
+	if usage.Partial {
+		s.log.Warn("a snapshot could be measured in part only", zap.String("id", what.id), zap.Errors("reasons", usage.Errors))
+	}
+	return figure{Bytes: usage.Bytes, Inodes: usage.Inodes, At: usage.Finished, Partial: usage.Partial}, nil
+}
+
+// subject is what is measured. A snapshot before and after its commit are two:
+// what was measured before may be short of the last writes.
+type subject struct {
+	id        string
+	root      fence.Role
+	committed bool
+}
+
+// forever is an age that no figure reaches.
+const forever = time.Duration(1<<63 - 1)
+
+// errAbandoned is what those get who wait for a measurement whose first asker
+// gave up before it began.
+var errAbandoned = errors.New("nobody waits for the measurement any more")
+
+// meter answers from memory, and measures each subject once at a time.
+type meter struct {
+	measure func(context.Context, subject) (figure, error)
+	jobs    chan job
+
+	mu      sync.Mutex
+	figures map[subject]figure  // guarded by mu
+	flights map[subject]*flight // guarded by mu
+}
+
+// flight is a measurement that somebody waits for.
+type flight struct {
+	done   chan struct{} // closed when figure and err are there
+	figure figure
+	err    error
+}
+
+type job struct {
+	subject subject
+	flight  *flight
+}
+
+func newMeter(measure func(context.Context, subject) (figure, error)) *meter {
+	return &meter{measure: measure, jobs: make(chan job), figures: map[subject]figure{}, flights: map[subject]*flight{}}
+}
+
+// get returns a figure that is not older than maxAge. It waits as long as ctx.
+func (m *meter) get(ctx context.Context, what subject, maxAge time.Duration) (figure, error) {
+	for {
+		m.mu.Lock()
+		if f, ok := m.figures[what]; ok && time.Since(f.At) <= maxAge {
+			m.mu.Unlock()
+			return f, nil
+		}
+		fl, running := m.flights[what]
+		if !running {
+			fl = &flight{done: make(chan struct{})}
+			m.flights[what] = fl
+		}
+		m.mu.Unlock()
+		if !running {
+			select {
+			case m.jobs <- job{what, fl}:
+			case <-ctx.Done():
+				m.land(what, fl, figure{}, errAbandoned)
+				return figure{}, ctx.Err()
+			}
+		}
+		select {
+		case <-fl.done:
+			if !errors.Is(fl.err, errAbandoned) {
+				return fl.figure, fl.err
+			}
+		case <-ctx.Done():
+			return figure{}, ctx.Err()
+		}
+	}
+}
+
+// run measures until ctx ends.
+func (m *meter) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case j := <-m.jobs:
+			f, err := m.measure(ctx, j.subject)
+			m.land(j.subject, j.flight, f, err)
+		}
+	}
+}
+
+// land ends a flight. Its figure is kept unless the subject was forgotten.
+func (m *meter) land(what subject, fl *flight, f figure, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	fl.figure, fl.err = f, err
+	if m.flights[what] == fl {
+		delete(m.flights, what)
+		if err == nil {
+			m.figures[what] = f
+		}
+	}
+	close(fl.done)
+}
+
+// forget drops all that is known of an ID; what is being measured now is not
+// kept either.
+func (m *meter) forget(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, root := range fence.Roles() {
+		for _, committed := range []bool{false, true} {
+			what := subject{id: id, root: root, committed: committed}
+			delete(m.figures, what)
+			delete(m.flights, what)
+		}
+	}
+}
+
+// last gives the last figure, however old.
+func (m *meter) last(what subject) (figure, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f, ok := m.figures[what]
+	return f, ok
+}
+
+// maxQueued is how many committed layers the filler remembers. If there are
+// more, it looks through the database for all that have no figure.
+const maxQueued = 1024
+
+// filler knows which committed layers have no stored figure yet.
+type filler struct {
+	wake chan struct{}
+
+	mu      sync.Mutex
+	queued  map[string]bool // guarded by mu
+	all     bool            // guarded by mu: look through the database
+	working bool            // guarded by mu
+	idle    chan struct{}   // guarded by mu; closed while there is nothing to do
+}
+
+// newFiller begins with all layers.
+func newFiller() *filler {
+	f := &filler{wake: make(chan struct{}, 1), queued: map[string]bool{}, all: true, idle: make(chan struct{})}
+	f.wake <- struct{}{}
+	return f
+}
+
+func (f *filler) add(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.queued) >= maxQueued {
+		f.all = true
+	} else {
+		f.queued[id] = true
+	}
+	select {
+	case <-f.idle:
+		f.idle = make(chan struct{})
+	default:
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take gives what is to be done and forgets it.
+func (f *filler) take() (ids []string, all bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id := range f.queued {
+		ids = append(ids, id)
+	}
+	clear(f.queued)
+	all, f.all = f.all, false
+	return ids, all
+}
+
+func (f *filler) rest() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.queued) > 0 || f.all {
+		return
+	}
+	select {
+	case <-f.idle:
+	default:
+		close(f.idle)
+	}
+}
+
+func (f *filler) waiting() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.queued)
+}
+
+func (f *filler) waitIdle(ctx context.Context) error {
+	f.mu.Lock()
+	idle := f.idle
+	f.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// fill measures committed layers and stores their figures, until ctx ends.
+func (s *Snapshotter) fill(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.filler.wake:
+		}
+		ids, all := s.filler.take()
+		if err := s.fillOnce(ctx, ids, all); err != nil && ctx.Err() == nil {
+			s.log.Warn("usage of layers is not stored; it is measured when asked for", zap.Error(err))
+		}
+		s.filler.rest()
+	}
+}
+
+func (s *Snapshotter) fillOnce(ctx context.Context, ids []string, all bool) error {
+	subjects, err := s.unfilled(ctx, ids, all)
+	if err != nil {
+		return err
+	}
+	const batch = 64
+	figures := map[string]figure{}
+	for i, what := range subjects {
+		f, err := s.meter.get(ctx, what, forever)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err == nil && !f.Partial {
+			figures[what.id] = f
+		}
+		if len(figures) == 0 || len(figures) < batch && i < len(subjects)-1 {
+			continue
+		}
+		s.opts.faults(fault.UsageMeasured)
+		if err := s.storeFigures(ctx, figures); err != nil {
+			return err
+		}
+		clear(figures)
+	}
+	return nil
+}
+
+// unfilled finds the committed layers without a figure: all of them, or those of
+// ids.
+func (s *Snapshotter) unfilled(ctx context.Context, ids []string, all bool) (subjects []subject, err error) {
+	wanted := map[string]bool{}
+	for _, id := range ids {
+		wanted[id] = true
+	}
+	err = s.db.read(ctx, func(ctx context.Context, b *bolt.Bucket) error {
+		if !all {
+			for id := range wanted {
+				rec, found, err := getRecord(b, id)
+				if err != nil {
+					return err
+				}
+				if found && rec.Figure == nil {
+					subjects = append(subjects, subject{id: id, root: rec.Root, committed: true})
+				}
+			}
+			return nil
+		}
+		return ignoringEmpty(storage.WalkInfo(ctx, func(ctx context.Context, info snapshots.Info) error {
+			id, _, _, err := storage.GetInfo(ctx, info.Name)
+			if err != nil {
+				return err
+			}
+			rec, found, err := getRecord(b, id)
+			if err == nil && found && rec.Figure == nil {
+				subjects = append(subjects, subject{id: id, root: rec.Root, committed: true})
+			}
+			return err
+		}, "kind==committed"))
+	})
+	return subjects, err
+}
+
+func (s *Snapshotter) storeFigures(ctx context.Context, figures map[string]figure) error {
+	err := s.db.run(ctx, write{do: func(_ context.Context, b *bolt.Bucket) error {
+		for id, f := range figures {
+			rec, found, err := getRecord(b, id)
+			if err != nil {
+				return err
+			}
+			if !found {
+				continue // removed meanwhile
+			}
+			rec.Figure = &f
+			if err := putRecord(b, id, rec); err != nil {
+				return err
+			}
+		}
+		return nil
+	}})
+	return err
+}
