@@ -132,7 +132,7 @@ func (o Options) validate() error {
 		}
 	}
 	if o.Log == nil {
-		errs = append(errs, errors.New("Log is missing"))
+		errs = append(errs, errors.New("no logger (Log) is given"))
 	}
 	if o.DatabaseBytes < 1<<20 || o.DatabaseBytes > 1<<30 {
 		errs = append(errs, fmt.Errorf("DatabaseBytes is %d, want %d to %d", o.DatabaseBytes, 1<<20, 1<<30))

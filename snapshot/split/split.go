@@ -51,7 +51,6 @@ type Snapshotter struct {
 	filler   *filler
 	bins     map[fence.Role]*trash.Bin
 	options  []string // added to the options of an overlay
-	notes    []string
 	// stop ends the background work, stopped waits for it.
 	stop    context.CancelFunc
 	stopped sync.WaitGroup

@@ -218,11 +218,10 @@ const maxQueued = 1024
 type filler struct {
 	wake chan struct{}
 
-	mu      sync.Mutex
-	queued  map[string]bool // guarded by mu
-	all     bool            // guarded by mu: look through the database
-	working bool            // guarded by mu
-	idle    chan struct{}   // guarded by mu; closed while there is nothing to do
+	mu     sync.Mutex
+	queued map[string]bool // guarded by mu
+	all    bool            // guarded by mu: look through the database
+	idle   chan struct{}   // guarded by mu; closed while there is nothing to do
 }
 
 // newFiller begins with all layers.
