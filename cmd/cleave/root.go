@@ -21,7 +21,8 @@ writable layers and logs really are, and what they really take.`,
 		SilenceErrors:     true,
 		DisableAutoGenTag: true,
 	}
-	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand())
+	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(),
+		snapshotterCommand(), containerdConfigCommand())
 	return cmd
 }
 

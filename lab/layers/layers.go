@@ -86,7 +86,10 @@ func (g *generator) layer(index int) []byte {
 	for range stepsPerLayer {
 		g.step()
 	}
-	g.write(tar.Header{Typeflag: tar.TypeReg, Name: path.Join(Top, "layer-"+strconv.Itoa(index)), Mode: 0o644}, []byte{byte(index)})
+	// A mark of each layer, which no later one touches.
+	mark := path.Join(Top, "layer-"+strconv.Itoa(index))
+	g.write(tar.Header{Typeflag: tar.TypeReg, Name: mark, Mode: 0o644}, []byte{byte(index)})
+	delete(g.now, mark)
 	if err := g.tar.Close(); err != nil {
 		panic(err) // a buffer takes everything
 	}

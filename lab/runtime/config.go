@@ -29,7 +29,7 @@ func (o Options) config() string {
 	fmt.Fprintln(&b, set("root", o.Root))
 	fmt.Fprintln(&b, set("state", at("state")))
 	fmt.Fprintln(&b, set("temp", at("tmp")))
-	fmt.Fprintln(&b, "imports = []")
+	fmt.Fprintf(&b, "imports = [%s]\n", quoteAll(o.Imports))
 	// What a test never uses: they would look at system paths, or only make the start longer.
 	disabled := []string{
 		"io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",

@@ -66,6 +66,8 @@ type Options struct {
 	LogLevel string
 	// Env is added to the environment, as KEY=value.
 	Env []string
+	// Imports are configuration files that are read after this one: paths, or patterns with a star.
+	Imports []string
 	// ExtraConfig is TOML text put at the end of the configuration, such as a proxy_plugins table. Tables that are
 	// already there can't be repeated.
 	ExtraConfig string
@@ -128,7 +130,7 @@ func (o Options) check() error {
 			return fmt.Errorf("there is no binary %q; build it with `make toolchain`", binary)
 		}
 	}
-	values := []string{o.Dir, o.Root, o.Snapshotter, o.CertsDir, o.SandboxImage, o.CNIBinDir, o.CNIConfDir, o.LogLevel}
+	values := append([]string{o.Dir, o.Root, o.Snapshotter, o.CertsDir, o.SandboxImage, o.CNIBinDir, o.CNIConfDir, o.LogLevel}, o.Imports...)
 	for name, root := range o.SnapshotterRoots {
 		values = append(values, name, root)
 	}

@@ -1,0 +1,200 @@
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/proxy/unixsock"
+	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/snapshot/split"
+	"github.com/cleave-cri/cleave/snapshot/split/ctdconfig"
+)
+
+const (
+	// stopGrace is how long calls in flight have at the end. All are short, and
+	// containerd's pods wait for the next start.
+	stopGrace = 5 * time.Second
+	// folderMode is for folders that are made for sockets.
+	folderMode = 0o711
+)
+
+// Options are what the process is told besides its configuration.
+type Options struct {
+	// Version is cleave's own, for people.
+	Version string
+	// Log takes the messages.
+	Log *zap.Logger
+}
+
+// Backend is what is served: [split.Snapshotter], or a fake in tests.
+type Backend interface {
+	// Register makes it one of a server's services.
+	Register(server grpc.ServiceRegistrar)
+	// ConfirmContainerd is told which containerd is there; until it has agreed,
+	// nothing is deleted. LoseContainerd takes that back.
+	ConfirmContainerd(ctx context.Context, uuid string) error
+	LoseContainerd()
+	// ConfirmCleanup does the clean-up that an alarm holds up.
+	ConfirmCleanup(ctx context.Context) error
+	// Status is for the status socket.
+	Status(ctx context.Context) (split.Status, error)
+	Close() error
+}
+
+var _ Backend = (*split.Snapshotter)(nil)
+
+// process is the one struct that holds the parts.
+type process struct {
+	cfg       config.Config
+	opt       Options
+	backend   Backend
+	watch     *watcher
+	startedAt time.Time
+
+	counts struct {
+		panics, refused atomic.Int64
+	}
+	lastRefusal atomic.Pointer[string]
+}
+
+// Serve opens the snapshotter's store and serves it to containerd until ctx
+// ends. The error says why it could not start or go on.
+func Serve(ctx context.Context, cfg config.Config, opt Options) error {
+	if os.Geteuid() != 0 {
+		return errors.New("serve the snapshotter: it needs root to make and remove layers: run it as root")
+	}
+	if cfg.Memory.LimitBytes > 0 {
+		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
+	}
+	o, err := StoreOptions(cfg, opt.Log)
+	if err != nil {
+		return err
+	}
+	backend, err := split.Open(ctx, o)
+	if err != nil {
+		return fmt.Errorf("open the snapshotter's store: %w", err)
+	}
+	return run(ctx, cfg, backend, opt)
+}
+
+// run serves a backend and closes it at the end.
+func run(ctx context.Context, cfg config.Config, backend Backend, opt Options) (err error) {
+	defer func() { err = errors.Join(err, backend.Close()) }()
+	conn, err := dial(cfg.Runtime.Endpoint.Path())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	store := snapshot.NewStore(conn, pokeNamespace(cfg))
+	p := &process{
+		cfg: cfg, opt: opt, backend: backend, startedAt: time.Now(),
+		watch: &watcher{
+			conn:     conn,
+			identify: store.Identity,
+			confirm:  backend.ConfirmContainerd,
+			lose:     backend.LoseContainerd,
+			poke:     func(ctx context.Context) error { return store.Poke(ctx, ctdconfig.Snapshotter) },
+			log:      opt.Log,
+		},
+	}
+	// The backend's lock keeps a second process from getting here.
+	listen, err := listenOn(cfg.Snapshotter.Endpoint.Path())
+	if err != nil {
+		return err
+	}
+	status, err := listenOn(cfg.Snapshotter.StatusEndpoint.Path())
+	if err != nil {
+		return errors.Join(err, listen.remove(), listen.Close())
+	}
+	return p.serve(ctx, listen, status)
+}
+
+// pokeNamespace is a namespace in which the snapshotter takes a snapshot.
+func pokeNamespace(cfg config.Config) string {
+	served := cfg.Snapshotter.Namespaces
+	if len(served) == 0 || slices.Contains(served, cfg.Runtime.Namespace) {
+		return cfg.Runtime.Namespace
+	}
+	return served[0]
+}
+
+// socket is a listener and the inode number of its file.
+type socket struct {
+	*net.UnixListener
+	path  string
+	inode uint64
+}
+
+func (s socket) remove() error { return unixsock.Remove(s.path, s.inode) }
+
+func listenOn(path string) (socket, error) {
+	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
+		return socket{}, fmt.Errorf("make the folder of socket %s: %w", path, err)
+	}
+	l, err := unixsock.Listen(path, unixsock.RootOnly)
+	if err != nil {
+		return socket{}, err
+	}
+	inode, err := unixsock.Inode(path)
+	if err != nil {
+		return socket{}, errors.Join(err, l.Close())
+	}
+	return socket{l, path, inode}, nil
+}
+
+func (p *process) serve(ctx context.Context, listen, status socket) error {
+	server := grpc.NewServer(
+		grpc.Creds(askCaller{}),
+		grpc.UnaryInterceptor(p.guardUnary),
+		grpc.StreamInterceptor(p.guardStream),
+	)
+	p.backend.Register(server)
+	control := controlServer(p.status, p.backend.ConfirmCleanup)
+	// The parts end when this function does, not when ctx does: calls in flight
+	// are still answered after that.
+	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWork()
+	parts, work := errgroup.WithContext(work)
+	parts.Go(func() error { return server.Serve(listen) })
+	parts.Go(func() error { return ignoreClosed(control.Serve(status)) })
+	parts.Go(func() error { p.watch.run(work); return nil })
+	p.notify(daemon.SdNotifyReady)
+	p.opt.Log.Info("serving snapshots", zap.Stringer("listen", p.cfg.Snapshotter.Endpoint), zap.Stringer("runtime", p.cfg.Runtime.Endpoint),
+		zap.String("image_root", p.cfg.Snapshotter.ImageRoot), zap.String("container_root", p.cfg.Snapshotter.ContainerRoot),
+		zap.Int("pid", os.Getpid()), zap.String("version", p.opt.Version))
+
+	select {
+	case <-ctx.Done():
+	case <-work.Done():
+	}
+	p.opt.Log.Info("stopping", zap.Duration("grace", stopGrace))
+	p.notify(daemon.SdNotifyStopping)
+	// While they are listened on, nobody else's socket can have their inode numbers.
+	removed := errors.Join(listen.remove(), status.remove())
+	endWork()
+	hard := time.AfterFunc(stopGrace, server.Stop)
+	server.GracefulStop()
+	hard.Stop()
+	return errors.Join(control.Close(), parts.Wait(), removed)
+}
+
+// notify tells a service manager, if there is one.
+func (p *process) notify(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		p.opt.Log.Warn("the service manager does not listen", zap.Error(err))
+	}
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/agent/snapshotter"
+	"github.com/cleave-cri/cleave/config"
+)
+
+func snapshotterCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "snapshotter",
+		Short: "Serve the split snapshotter to containerd",
+		Long: `Serve the split snapshotter: image layers on one filesystem, everything that is
+written to on another, as the section snapshotter of the configuration says.
+containerd is told by ` + "`cleave containerd-config`" + `.
+
+It serves reads whatever happens. Layers are made only while both roots are the
+right ones, and deleted only for the containerd that they belong to. SIGTERM
+ends it; pods run on, and containerd goes on with the next start.`,
+		Args: cobra.NoArgs,
+	}
+	s := settingsFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, log, end, err := s.loadWithLog()
+		if err != nil {
+			return err
+		}
+		defer end()
+		// A log whose reader is gone is no reason to end.
+		signal.Ignore(syscall.SIGPIPE)
+		return snapshotter.Serve(cmd.Context(), cfg, snapshotter.Options{Version: version, Log: log.Named("snapshotter")})
+	}
+	cmd.AddCommand(snapshotterInitCommand(), snapshotterStatusCommand(), snapshotterCheckCommand(),
+		snapshotterConfirmCommand(), snapshotterUnpinCommand())
+	return cmd
+}
+
+func snapshotterInitCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Prepare two empty roots and a database for the split snapshotter",
+		Long: `Make the roots of the configuration those of a new snapshotter: both must exist
+and be empty. It is done once; a start never does it by itself, so that a root
+that is not mounted is never taken for a new one.`,
+		Args: cobra.NoArgs,
+	}
+	s := settingsFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, log, end, err := s.loadWithLog()
+		if err != nil {
+			return err
+		}
+		defer end()
+		if err := snapshotter.Init(cmd.Context(), cfg, log); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s and %s are prepared. Start `cleave snapshotter`.\n", cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot)
+		return err
+	}
+	return cmd
+}
+
+func snapshotterStatusCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the running snapshotter holds and whether it may write and delete",
+		Args:  cobra.NoArgs,
+	}
+	s := settingsFlags(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := s.load()
+		if err != nil {
+			return err
+		}
+		if output != "text" && output != "json" {
+			return fmt.Errorf("--output %q: choose text or json", output)
+		}
+		status, err := snapshotter.FetchStatus(cmd.Context(), cfg.Snapshotter.StatusEndpoint.Path())
+		if err != nil {
+			return err
+		}
+		if output == "json" {
+			return printJSON(cmd, status)
+		}
+		return status.WriteText(cmd.OutOrStdout(), time.Now())
+	}
+	return cmd
+}
+
+func snapshotterConfirmCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "confirm",
+		Short: "Let the running snapshotter do the clean-up that its alarm holds up",
+		Long: `A clean-up that would take an unusual share of the folders is held up, because
+then something else is probably wrong: a database restored from an older copy, a
+disk of another node. ` + "`cleave snapshotter status -o json`" + ` lists the folders. This
+lets it take just those.`,
+		Args: cobra.NoArgs,
+	}
+	s := settingsFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := s.load()
+		if err != nil {
+			return err
+		}
+		if err := snapshotter.ConfirmCleanup(cmd.Context(), cfg.Snapshotter.StatusEndpoint.Path()); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), "The clean-up is done; what it took is in the trash and is deleted now.")
+		return err
+	}
+	return cmd
+}
+
+func snapshotterCheckCommand() *cobra.Command {
+	var output string
+	var repair bool
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Compare both roots with the database while the snapshotter does not run",
+		Long: `Compare both roots with the database. Nothing is changed, save with --repair:
+then folders that nobody owns are moved to the trash, after they were shown. The
+exit code is 1 if something is not as it should be. It refuses while the
+snapshotter runs.`,
+		Args: cobra.NoArgs,
+	}
+	s := settingsFlags(cmd)
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	cmd.Flags().BoolVar(&repair, "repair", false, "move folders that nobody owns to the trash")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if output != "text" && output != "json" {
+			return fmt.Errorf("--output %q: choose text or json", output)
+		}
+		cfg, log, end, err := s.loadWithLog()
+		if err != nil {
+			return err
+		}
+		defer end()
+		show := func(e snapshotter.Examination) error { return e.WriteFound(cmd.OutOrStdout()) }
+		if output == "json" {
+			show = func(snapshotter.Examination) error { return nil }
+		}
+		e, err := snapshotter.Examine(cmd.Context(), cfg, log, repair, show)
+		if err != nil {
+			return err
+		}
+		if output == "json" {
+			err = printJSON(cmd, e)
+		} else {
+			err = e.WriteRepaired(cmd.OutOrStdout())
+		}
+		return errors.Join(err, e.Err())
+	}
+	return cmd
+}
+
+func snapshotterUnpinCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "unpin",
+		Short: "Let the store take another containerd, after the old one is gone for good",
+		Long: `Forget which containerd the snapshots belong to; the next one that is met is
+taken for it. That one removes all snapshots that it does not know, so this is
+for a node whose containerd was set up anew. It refuses while the snapshotter
+runs.`,
+		Args: cobra.NoArgs,
+	}
+	s := settingsFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, log, end, err := s.loadWithLog()
+		if err != nil {
+			return err
+		}
+		defer end()
+		if err := snapshotter.Unpin(cmd.Context(), cfg, log); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), "The next containerd that is met is taken for the owner of all snapshots, and removes those that it does not know.")
+		return err
+	}
+	return cmd
+}
+
+// loadWithLog is load with the log that is configured; end writes its last lines.
+func (s *settings) loadWithLog() (cfg config.Config, log *zap.Logger, end func(), _ error) {
+	cfg, err := s.load()
+	if err != nil {
+		return config.Config{}, nil, nil, err
+	}
+	log, err = agent.NewLog(cfg.Log)
+	if err != nil {
+		return config.Config{}, nil, nil, err
+	}
+	return cfg, log, func() { _ = log.Sync() }, nil //nolint:errcheck // nobody reads it
+}

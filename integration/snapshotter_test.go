@@ -1,0 +1,686 @@
+package integration
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	snapshotevents "github.com/containerd/containerd/api/events"
+	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/cleave-cri/cleave/agent/snapshotter"
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
+	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/lab/layers"
+	"github.com/cleave-cri/cleave/lab/node"
+	"github.com/cleave-cri/cleave/lab/pod"
+	"github.com/cleave-cri/cleave/lab/runtime"
+	"github.com/cleave-cri/cleave/lab/tree"
+	"github.com/cleave-cri/cleave/snapshot"
+)
+
+// leakBytes is what may differ between before and after: ext4's folders never
+// shrink, xfs frees late.
+const leakBytes = 256 << 10
+
+// splitNode is a node whose containerd was moved to the split snapshotter in the
+// way that the documentation tells.
+type splitNode struct {
+	*node.Node
+	cfg    config.Config
+	file   string // cleave's configuration
+	log    string
+	client *pod.Client
+
+	cmd *exec.Cmd
+	end chan struct{} // closed when cmd has ended
+}
+
+// startSplit makes the node and starts the snapshotter. unpacks is containerd's
+// max_concurrent_unpacks.
+func startSplit(t *testing.T, kind disk.FS, unpacks int) *splitNode {
+	t.Helper()
+	n := &splitNode{}
+	n.Node = startNode(t, node.Options{Disks: twoDisks(kind), Runtime: func(o *runtime.Options, _ map[string]*disk.Disk) {
+		o.Imports = []string{filepath.Join(o.Dir, "conf.d", "*.toml")}
+	}})
+	ctx := bounded(t)
+	dir := filepath.Join(n.Run.Dir(), "split")
+	n.cfg = config.Default()
+	n.cfg.StateDir = filepath.Join(dir, "state")
+	n.cfg.Runtime.Endpoint = config.Endpoint(n.Runtime.Socket())
+	n.cfg.Snapshotter.ImageRoot = filepath.Join(n.Disks["images"].Path(), "layers")
+	n.cfg.Snapshotter.ContainerRoot = filepath.Join(n.Disks["containers"].Path(), "writable")
+	n.cfg.Snapshotter.Database = filepath.Join(dir, "db", "metadata.db")
+	n.cfg.Snapshotter.Endpoint = config.Endpoint(filepath.Join(dir, "s.sock"))
+	n.cfg.Snapshotter.StatusEndpoint = config.Endpoint(filepath.Join(dir, "t.sock"))
+	n.file, n.log = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "log")
+	for _, folder := range []string{dir, n.cfg.Snapshotter.ImageRoot, n.cfg.Snapshotter.ContainerRoot} {
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.writeConfig(t)
+
+	n.cleave(ctx, t, "snapshotter", "init")
+	n.useIn(ctx, t, n.Runtime, unpacks)
+	n.start(ctx, t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the snapshotter's log:\n%s", n.tail(60))
+		}
+	})
+	if err := n.Runtime.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n.client = dial(t, n.Runtime.Endpoint())
+	n.waitPoked(ctx, t)
+	return n
+}
+
+func (n *splitNode) writeConfig(t *testing.T) {
+	t.Helper()
+	text, err := n.cfg.YAML()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(n.file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// useIn installs the drop-in beside a containerd's configuration.
+func (n *splitNode) useIn(ctx context.Context, t *testing.T, c *runtime.Containerd, unpacks int) {
+	t.Helper()
+	containerd, err := bin.Path(ctx, "containerd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.cleave(ctx, t, "containerd-config", "--write", "--containerd", containerd, "--containerd-config", c.ConfigFile(), "--max-concurrent-unpacks", fmt.Sprint(unpacks))
+}
+
+// cleave runs a command with the node's configuration, and fails if it does.
+func (n *splitNode) cleave(ctx context.Context, t *testing.T, args ...string) string {
+	t.Helper()
+	out, err := exec.CommandContext(ctx, cleaveBinary(t), append(args, "--config", n.file)...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("cleave %v: %v\n%s", args, err, out)
+	}
+	return string(out)
+}
+
+// start starts the snapshotter's process and waits until it answers.
+func (n *splitNode) start(ctx context.Context, t *testing.T) {
+	t.Helper()
+	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close() //nolint:errcheck // the process has its own
+	cmd := exec.Command(cleaveBinary(t), "snapshotter", "--config", n.file)
+	cmd.Env, cmd.Stdout, cmd.Stderr = n.Run.Env(), log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	end := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(end) }() //nolint:errcheck // how it ended is in its log
+	n.cmd, n.end = cmd, end
+	t.Cleanup(func() { n.signal(t, cmd, end, syscall.SIGTERM) })
+	eventually(ctx, t, "the snapshotter's start", func() (string, bool) {
+		select {
+		case <-end:
+			t.Fatalf("the snapshotter ended at its start:\n%s", n.tail(20))
+		default:
+		}
+		s, err := snapshotter.FetchStatus(ctx, n.cfg.Snapshotter.StatusEndpoint.Path())
+		return fmt.Sprint(err), err == nil && s.PID == cmd.Process.Pid
+	})
+}
+
+// signal ends the process and waits for it.
+func (n *splitNode) signal(t *testing.T, cmd *exec.Cmd, end chan struct{}, sig syscall.Signal) {
+	t.Helper()
+	select {
+	case <-end:
+		return
+	default:
+	}
+	if err := cmd.Process.Signal(sig); err != nil {
+		t.Error(err)
+	}
+	select {
+	case <-end:
+	case <-time.After(patience):
+		t.Errorf("the snapshotter does not end after %v:\n%s", sig, n.tail(20))
+		return
+	}
+	if sig == syscall.SIGTERM && cmd.ProcessState.ExitCode() != 0 {
+		t.Errorf("the snapshotter ended with %v:\n%s", cmd.ProcessState, n.tail(20))
+	}
+	if text, err := os.ReadFile(n.log); err != nil || strings.Contains(string(text), "DATA RACE") {
+		t.Errorf("data race in the snapshotter (%v):\n%s", err, text)
+	}
+}
+
+func (n *splitNode) stop(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	n.signal(t, n.cmd, n.end, sig)
+}
+
+func (n *splitNode) tail(lines int) string {
+	text, err := os.ReadFile(n.log)
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+func (n *splitNode) status(ctx context.Context, t *testing.T) snapshotter.Status {
+	t.Helper()
+	s, err := snapshotter.FetchStatus(ctx, n.cfg.Snapshotter.StatusEndpoint.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// waitPoked waits until containerd is known and has cleaned up.
+func (n *splitNode) waitPoked(ctx context.Context, t *testing.T) {
+	t.Helper()
+	eventually(ctx, t, "the poke", func() (string, bool) {
+		c := n.status(ctx, t).Containerd
+		return fmt.Sprintf("%+v", c), c.PokedAt != nil && int(c.PID) == n.Runtime.PID()
+	})
+}
+
+// usedBytes is what df says of a disk, once all of it is written.
+func usedBytes(t *testing.T, d *disk.Disk) int64 {
+	t.Helper()
+	if err := exec.CommandContext(t.Context(), "sync", "-f", d.Path()).Run(); err != nil {
+		t.Fatal(err)
+	}
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(d.Path(), &st); err != nil {
+		t.Fatal(err)
+	}
+	return int64(st.Blocks-st.Bfree) * st.Bsize //nolint:gosec // far below 2^63
+}
+
+// wait for a disk to have not more than leakBytes above a figure.
+func waitFreed(ctx context.Context, t *testing.T, d *disk.Disk, before int64) {
+	t.Helper()
+	eventually(ctx, t, "the space of "+d.Path()+" to come back", func() (string, bool) {
+		now := usedBytes(t, d)
+		return fmt.Sprintf("%d bytes, %d before", now, before), now <= before+leakBytes
+	})
+}
+
+// writer runs a pod with a container that has written this many MiB.
+func (n *splitNode) writer(ctx context.Context, t *testing.T, name string, mib int) (*pod.Pod, string) {
+	t.Helper()
+	p, err := n.client.Run(ctx, n.PodSpec(name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := p.Start(ctx, pod.ContainerSpec{Name: "c", Image: node.BusyboxImage, Command: []string{"sh", "-c", "exec sleep 100000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.client.Exec(ctx, id, "dd", "if=/dev/zero", "of=/big", "bs=1M", fmt.Sprintf("count=%d", mib)); err != nil {
+		t.Fatal(err)
+	}
+	return p, id
+}
+
+func (n *splitNode) pull(ctx context.Context, t *testing.T, ref string) {
+	t.Helper()
+	if _, err := n.client.Pull(ctx, ref); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSplitPutsBytesWhereTheyBelong: layers on the image filesystem, what
+// containers write on the other, and all of it goes away again.
+func TestSplitPutsBytesWhereTheyBelong(t *testing.T) {
+	for _, kind := range []disk.FS{disk.Ext4, disk.XFS} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			n := startSplit(t, kind, 1)
+			ctx := bounded(t)
+			images, containers := n.Disks["images"], n.Disks["containers"]
+			const ref = "example.org/layered:1"
+			big, err := image.Random(7, 5, 2<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := n.Registry.Push(ctx, ref, big); err != nil {
+				t.Fatal(err)
+			}
+			n.pull(ctx, t, node.BusyboxImage)
+			imagesBefore, containersBefore := usedBytes(t, images), usedBytes(t, containers)
+			n.pull(ctx, t, ref)
+			if grown := usedBytes(t, images) - imagesBefore; grown < 10<<20 || grown > 12<<20 {
+				t.Errorf("a pull of 10 MiB of layers took %d bytes of the image filesystem", grown)
+			}
+			if grown := usedBytes(t, containers) - containersBefore; grown > leakBytes {
+				t.Errorf("a pull took %d bytes of the containers' filesystem", grown)
+			}
+
+			imagesBefore = usedBytes(t, images)
+			p, id := n.writer(ctx, t, "writer", 20)
+			if grown := usedBytes(t, containers) - containersBefore; grown < 20<<20 || grown > 22<<20 {
+				t.Errorf("20 MiB written took %d bytes of the containers' filesystem", grown)
+			}
+			// The sandbox image was unpacked meanwhile; it is busybox once more.
+			s := n.status(ctx, t)
+			if s.Store.Container.Writable.Count != 2 || s.Store.Image.Writable.Count != 0 || s.Store.Container.Layers.Count != 0 || s.Store.Image.Layers.Count < 6 {
+				t.Errorf("the snapshotter counts %+v and %+v", s.Store.Image, s.Store.Container)
+			}
+			info, err := n.client.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := info.GetImageFilesystems()[0].GetFsId().GetMountpoint(); got != n.cfg.Snapshotter.ImageRoot {
+				t.Errorf("containerd names %q as image filesystem, want %q", got, n.cfg.Snapshotter.ImageRoot)
+			}
+			eventually(ctx, t, "containerd's own figure of the writable layer", func() (string, bool) {
+				s, err := n.client.Stats(ctx, id)
+				used := s.GetWritableLayer().GetUsedBytes().GetValue()
+				return fmt.Sprint(used, err), err == nil && used >= 20<<20 && used < 21<<20
+			})
+			if got := n.cleave(ctx, t, "snapshotter", "status"); !strings.Contains(got, "writable") || !strings.Contains(got, "fence:       open") {
+				t.Errorf("status says:\n%s", got)
+			}
+
+			if err := p.Remove(ctx); err != nil {
+				t.Fatal(err)
+			}
+			waitFreed(ctx, t, containers, containersBefore)
+			if _, err := n.client.Images.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: ref}}); err != nil {
+				t.Fatal(err)
+			}
+			waitFreed(ctx, t, images, imagesBefore-10<<20)
+		})
+	}
+}
+
+// TestCTD63_RemovalWhileDownLeaksNothing: containerd forgets what it could not
+// tell the snapshotter; the poke after the start makes up for it.
+func TestCTD63_RemovalWhileDownLeaksNothing(t *testing.T) {
+	for _, kind := range []disk.FS{disk.Ext4, disk.XFS} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			n := startSplit(t, kind, 1)
+			ctx := bounded(t)
+			containers := n.Disks["containers"]
+			n.pull(ctx, t, node.BusyboxImage)
+			// Once before, so that what stays in any case is there.
+			first, _ := n.writer(ctx, t, "first", 1)
+			if err := first.Remove(ctx); err != nil {
+				t.Fatal(err)
+			}
+			eventually(ctx, t, "the first pod to be gone", func() (string, bool) {
+				c := n.status(ctx, t).Store.Container
+				return fmt.Sprintf("%+v", c), c.Writable.Count == 0 && c.Trash.Entries == 0
+			})
+			before := usedBytes(t, containers)
+			_, id := n.writer(ctx, t, "writer", 20)
+			n.stop(t, syscall.SIGKILL)
+			if err := n.client.RemoveContainer(ctx, id); err != nil {
+				t.Fatal(err)
+			}
+			if now := usedBytes(t, containers); now < before+20<<20 {
+				t.Fatalf("the space is free while the snapshotter is down: %d, %d before", now, before)
+			}
+			n.start(ctx, t)
+			n.waitPoked(ctx, t)
+			waitFreed(ctx, t, containers, before)
+		})
+	}
+}
+
+// TestRestartsDisturbNoContainer restarts the snapshotter and containerd, gently
+// and not, under a running container.
+func TestRestartsDisturbNoContainer(t *testing.T) {
+	t.Parallel()
+	n := startSplit(t, disk.Ext4, 1)
+	ctx := bounded(t)
+	n.pull(ctx, t, node.BusyboxImage)
+	_, id := n.writer(ctx, t, "stays", 3)
+	for i, step := range []struct {
+		name string
+		do   func() error
+	}{
+		{"snapshotter stopped and started", func() error { n.stop(t, syscall.SIGTERM); n.start(ctx, t); return nil }},
+		{"snapshotter killed and started", func() error { n.stop(t, syscall.SIGKILL); n.start(ctx, t); return nil }},
+		{"containerd restarted", func() error { return n.Runtime.Restart(ctx) }},
+		{"containerd killed and started", func() error {
+			if err := n.Runtime.Kill(); err != nil {
+				return err
+			}
+			return n.Runtime.Start(ctx)
+		}},
+		{"both killed, containerd first back", func() error {
+			n.stop(t, syscall.SIGKILL)
+			if err := n.Runtime.Kill(); err != nil {
+				return err
+			}
+			if err := n.Runtime.Start(ctx); err != nil {
+				return err
+			}
+			n.start(ctx, t)
+			return nil
+		}},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		n.waitPoked(ctx, t)
+		out, err := n.client.Exec(ctx, id, "sh", "-c", "echo more >> /small; wc -l < /small; stat -c %s /big")
+		if want := fmt.Sprintf("%d\n%d\n", i+1, 3<<20); err != nil || out != want {
+			t.Errorf("%s: the container says %q (%v), want %q", step.name, out, err, want)
+		}
+		p, _ := n.writer(ctx, t, fmt.Sprintf("new-%d", i), 1)
+		if err := p.Remove(ctx); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+	}
+	// While the snapshotter is away, containers run on, and a new pod fails at once.
+	n.stop(t, syscall.SIGTERM)
+	if _, err := n.client.Exec(ctx, id, "true"); err != nil {
+		t.Errorf("without the snapshotter: %v", err)
+	}
+	began := time.Now()
+	if _, err := n.client.Run(ctx, n.PodSpec("refused")); err == nil || time.Since(began) > 20*time.Second {
+		t.Errorf("a pod without the snapshotter: %v after %v, want an error soon", err, time.Since(began))
+	}
+}
+
+// folders lists what lies in both roots.
+func (n *splitNode) folders(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for _, root := range []string{n.cfg.Snapshotter.ImageRoot, n.cfg.Snapshotter.ContainerRoot} {
+		entries, err := filepath.Glob(filepath.Join(root, "snapshots", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, entries...)
+	}
+	return out
+}
+
+// TestCTD32_AnotherContainerdDeletesNothing connects a containerd with a fresh
+// root, which would remove all that it does not know: beside the known one, and
+// in its place.
+func TestCTD32_AnotherContainerdDeletesNothing(t *testing.T) {
+	t.Parallel()
+	n := startSplit(t, disk.Ext4, 1)
+	ctx := bounded(t)
+	n.pull(ctx, t, node.BusyboxImage)
+	_, id := n.writer(ctx, t, "stays", 3)
+	before := n.folders(t)
+	if len(before) < 3 {
+		t.Fatalf("folders: %v", before)
+	}
+
+	binaries, err := bin.Get(ctx, os.Stderr, "containerd", "shim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(n.Run.Dir(), "ctd2")
+	fresh, err := runtime.New(runtime.Options{
+		Dir: dir, Containerd: binaries[0], Shim: binaries[1], Env: n.Run.Env(), Imports: []string{filepath.Join(dir, "conf.d", "*.toml")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.useIn(ctx, t, fresh, 1)
+	if err := fresh.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := fresh.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	// poke makes the fresh one remove what it does not know.
+	poke := func() {
+		t.Helper()
+		conn, err := grpc.NewClient("unix://"+fresh.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := snapshot.NewStore(conn, "k8s.io").Poke(ctx, "cleave"); err != nil {
+			t.Logf("the poke says %v", err)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	refused := n.status(ctx, t).Calls.Refused
+	poke()
+	eventually(ctx, t, "a deletion to be refused", func() (string, bool) {
+		s := n.status(ctx, t)
+		return fmt.Sprintf("%+v", s.Calls), s.Calls.Refused > refused
+	})
+	check := func(when string) {
+		t.Helper()
+		now := n.folders(t)
+		for _, f := range before {
+			if !slices.Contains(now, f) {
+				t.Errorf("%s: %s is gone", when, f)
+			}
+		}
+	}
+	check("beside the known containerd")
+
+	// In its place: the snapshotter is told to work for the fresh one.
+	if err := n.Runtime.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	n.stop(t, syscall.SIGTERM)
+	own := n.cfg.Runtime.Endpoint
+	n.cfg.Runtime.Endpoint = config.Endpoint(fresh.Socket())
+	n.writeConfig(t)
+	n.start(ctx, t)
+	eventually(ctx, t, "the fresh one to be refused", func() (string, bool) {
+		s := n.status(ctx, t)
+		return fmt.Sprintf("%+v", s.Containerd), s.Containerd.PID == 0 && strings.Contains(s.Containerd.Reason, "belong to")
+	})
+	poke()
+	eventually(ctx, t, "a deletion to be refused", func() (string, bool) {
+		s := n.status(ctx, t)
+		return fmt.Sprintf("%+v", s.Calls), s.Calls.Refused > 0
+	})
+	check("in the place of the known containerd")
+
+	// And back.
+	n.stop(t, syscall.SIGTERM)
+	n.cfg.Runtime.Endpoint = own
+	n.writeConfig(t)
+	n.start(ctx, t)
+	if err := n.Runtime.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n.waitPoked(ctx, t)
+	check("back again")
+	if out, err := n.client.Exec(ctx, id, "stat", "-c", "%s", "/big"); err != nil || out != fmt.Sprintln(3<<20) {
+		t.Errorf("the container says %q, %v", out, err)
+	}
+}
+
+// extractions notes the parents of the extraction snapshots that containerd
+// prepares, until the function returned is called.
+func extractions(ctx context.Context, t *testing.T, conn grpc.ClientConnInterface) (parents func() []string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	// The first event says that the subscription holds.
+	const ready = "/lab/ready"
+	client := eventsapi.NewEventsClient(conn)
+	stream, err := client.Subscribe(ctx, &eventsapi.SubscribeRequest{Filters: []string{`topic=="/snapshot/prepare"`, `topic=="` + ready + `"`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	holds := make(chan struct{})
+	done := make(chan error, 1)
+	go func() {
+		for {
+			e, err := stream.Recv()
+			if err != nil {
+				done <- err
+				return
+			}
+			if e.GetTopic() == ready {
+				select {
+				case <-holds:
+				default:
+					close(holds)
+				}
+				continue
+			}
+			var prepare snapshotevents.SnapshotPrepare
+			if err := proto.Unmarshal(e.GetEvent().GetValue(), &prepare); err != nil {
+				done <- err
+				return
+			}
+			if strings.HasPrefix(prepare.GetKey(), "extract-") {
+				out = append(out, prepare.GetParent())
+			}
+		}
+	}()
+	eventually(ctx, t, "the subscription", func() (string, bool) {
+		in := metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "k8s.io")
+		_, err := client.Publish(in, &eventsapi.PublishRequest{Topic: ready, Event: &anypb.Any{}})
+		select {
+		case <-holds:
+			return "", true
+		default:
+			return fmt.Sprint(err), false
+		}
+	})
+	return func() []string {
+		t.Helper()
+		cancel()
+		if err := <-done; status.Code(err) != codes.Canceled {
+			t.Error(err)
+		}
+		return out
+	}
+}
+
+// rootfs reads the root filesystem of a container as it is mounted.
+func rootfs(t *testing.T, c *runtime.Containerd, id string) tree.Tree {
+	t.Helper()
+	got, err := tree.Read(filepath.Join(c.State(), "io.containerd.runtime.v2.task", "k8s.io", id, "rootfs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// TestUnpackedImagesEqualOverlayfs unpacks images of 13 awkward layers by
+// containerd's own overlayfs and by the split snapshotter, one layer after the
+// other and side by side, and compares the containers' root filesystems.
+func TestUnpackedImagesEqualOverlayfs(t *testing.T) {
+	const count = 13
+	seeds := []uint64{1, 2, 3}
+	for _, tc := range []struct {
+		name    string
+		kind    disk.FS
+		unpacks int
+	}{{"sequential", disk.XFS, 1}, {"parallel", disk.Ext4, 4}} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := startSplit(t, tc.kind, tc.unpacks)
+			plain := startNode(t, node.Options{})
+			ctx := bounded(t)
+			client := dial(t, plain.Runtime.Endpoint())
+			base, err := image.Busybox(ctx, image.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, seed := range seeds {
+				ref := fmt.Sprintf("example.org/awkward:%d", seed)
+				img, err := layers.Append(base, seed, count-1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				trees := map[string]tree.Tree{}
+				var begun []string
+				for name, on := range map[string]struct {
+					n *node.Node
+					c *pod.Client
+				}{"split": {n.Node, n.client}, "overlayfs": {plain, client}} {
+					if _, err := on.n.Registry.Push(ctx, ref, img); err != nil {
+						t.Fatal(err)
+					}
+					parents := extractions(ctx, t, on.c.Conn())
+					if _, err := on.c.Pull(ctx, ref); err != nil {
+						t.Fatal(err)
+					}
+					if all := parents(); name == "split" {
+						begun = all
+					}
+					p, err := on.c.Run(ctx, on.n.PodSpec(fmt.Sprintf("p%d", seed)))
+					if err != nil {
+						t.Fatal(err)
+					}
+					id, err := p.Start(ctx, pod.ContainerSpec{Name: "c", Image: ref, Command: []string{"sh", "-c", "exec sleep 100000"}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					trees[name] = rootfs(t, on.n.Runtime, id)
+				}
+				if len(trees["overlayfs"]) < 300 || len(layersOf(trees["overlayfs"])) != count-1 {
+					t.Fatalf("seed %d: %d names and the layers %v, which is not the image", seed, len(trees["overlayfs"]), layersOf(trees["overlayfs"]))
+				}
+				if d := tree.Compare(trees["overlayfs"], trees["split"]); len(d) > 0 {
+					t.Errorf("seed %d: the split snapshotter's (second) differs from overlayfs's (first) in %d points:\n%s", seed, len(d), strings.Join(d[:min(20, len(d))], "\n"))
+				}
+				// Side by side means that no layer has a parent when it is begun.
+				var without int
+				for _, p := range begun {
+					if p == "" {
+						without++
+					}
+				}
+				if tc.unpacks > 1 && without != len(begun) || tc.unpacks == 1 && without > 1 || len(begun) < count-1 {
+					t.Errorf("seed %d: %d of %d layers were begun without a parent", seed, without, len(begun))
+				}
+			}
+		})
+	}
+}
+
+// layersOf lists the marks that each layer of the image leaves.
+func layersOf(t tree.Tree) []string {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		if strings.HasPrefix(name, layers.Top+"/layer-") && t[name].Mode.Type() == fs.FileMode(0) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
