@@ -396,6 +396,12 @@ func TestRestartsDisturbNoContainer(t *testing.T) {
 			t.Fatalf("%s: %v", step.name, err)
 		}
 		n.waitPoked(ctx, t)
+		// A containerd that starts while the snapshotter is away forgets its
+		// images for the CRI; it is told of them.
+		eventually(ctx, t, step.name+": CRI's images", func() (string, bool) {
+			got, err := n.client.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: node.BusyboxImage}})
+			return fmt.Sprint(got, err), err == nil && got.GetImage() != nil
+		})
 		out, err := n.client.Exec(ctx, id, "sh", "-c", "echo more >> /small; wc -l < /small; stat -c %s /big")
 		if want := fmt.Sprintf("%d\n%d\n", i+1, 3<<20); err != nil || out != want {
 			t.Errorf("%s: the container says %q (%v), want %q", step.name, out, err, want)

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
@@ -108,6 +109,7 @@ func run(ctx context.Context, cfg config.Config, backend Backend, opt Options) (
 			confirm:  backend.ConfirmContainerd,
 			lose:     backend.LoseContainerd,
 			poke:     func(ctx context.Context) error { return store.Poke(ctx, ctdconfig.Snapshotter) },
+			announce: func(ctx context.Context) (int, error) { return announceImages(ctx, conn, cfg.Runtime.Namespace) },
 			log:      opt.Log,
 		},
 	}
@@ -121,6 +123,22 @@ func run(ctx context.Context, cfg config.Config, backend Backend, opt Options) (
 		return errors.Join(err, listen.remove(), listen.Close())
 	}
 	return p.serve(ctx, listen, status)
+}
+
+// announceImages makes CRI take in those of its images that it does not list.
+func announceImages(ctx context.Context, conn *grpc.ClientConn, namespace string) (int, error) {
+	answer, err := runtimeapi.NewImageServiceClient(conn).ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return 0, fmt.Errorf("list CRI's images: %w", err)
+	}
+	known := map[string]bool{}
+	for _, image := range answer.GetImages() {
+		known[image.GetId()] = true
+		for _, name := range append(image.GetRepoTags(), image.GetRepoDigests()...) {
+			known[name] = true
+		}
+	}
+	return snapshot.NewStore(conn, namespace).AnnounceImages(ctx, func(name string) bool { return known[name] })
 }
 
 // pokeNamespace is a namespace in which the snapshotter takes a snapshot.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	introspectionapi "github.com/containerd/containerd/api/services/introspection/v1"
 	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
@@ -27,6 +28,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
@@ -113,17 +115,27 @@ func (b *fakeBackend) get(what func()) {
 type fakeContainerd struct {
 	introspectionapi.UnimplementedIntrospectionServer
 
-	uuid   string
-	pid    int
-	pokes  chan string
-	noPoke error
-	server *grpc.Server
-	ended  chan error
+	uuid  string
+	pid   int
+	pokes chan string
+	// announced are images that CRI is told of.
+	announced chan string
+	noPoke    error
+	server    *grpc.Server
+	ended     chan error
 }
 
 type (
 	leases struct {
 		leasesapi.UnimplementedLeasesServer
+	}
+	criImages struct {
+		runtimeapi.UnimplementedImageServiceServer
+		*fakeContainerd
+	}
+	ctImages struct {
+		imagesapi.UnimplementedImagesServer
+		*fakeContainerd
 	}
 	ctSnapshots struct {
 		snapshotsapi.UnimplementedSnapshotsServer
@@ -147,6 +159,24 @@ func (leases) Delete(context.Context, *leasesapi.DeleteRequest) (*emptypb.Empty,
 	return &emptypb.Empty{}, nil
 }
 
+func (c criImages) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
+	return &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{{Id: "sha256:1", RepoTags: []string{"a:1"}, RepoDigests: []string{"a@sha256:2"}}}}, nil
+}
+
+func (c ctImages) List(context.Context, *imagesapi.ListImagesRequest) (*imagesapi.ListImagesResponse, error) {
+	labels := map[string]string{"io.cri-containerd.image": "managed"}
+	answer := &imagesapi.ListImagesResponse{}
+	for _, name := range []string{"sha256:1", "a:1", "a@sha256:2", "lost:1"} {
+		answer.Images = append(answer.Images, &imagesapi.Image{Name: name, Labels: labels})
+	}
+	return answer, nil
+}
+
+func (c ctImages) Update(_ context.Context, r *imagesapi.UpdateImageRequest) (*imagesapi.UpdateImageResponse, error) {
+	c.announced <- r.GetImage().GetName()
+	return &imagesapi.UpdateImageResponse{}, nil
+}
+
 func (c ctSnapshots) Prepare(context.Context, *snapshotsapi.PrepareSnapshotRequest) (*snapshotsapi.PrepareSnapshotResponse, error) {
 	return &snapshotsapi.PrepareSnapshotResponse{}, c.noPoke
 }
@@ -166,6 +196,8 @@ func (c *fakeContainerd) start(t *testing.T, path string) {
 	introspectionapi.RegisterIntrospectionServer(c.server, c)
 	leasesapi.RegisterLeasesServer(c.server, leases{})
 	snapshotsapi.RegisterSnapshotsServer(c.server, ctSnapshots{fakeContainerd: c})
+	imagesapi.RegisterImagesServer(c.server, ctImages{fakeContainerd: c})
+	runtimeapi.RegisterImageServiceServer(c.server, criImages{fakeContainerd: c})
 	go func() { c.ended <- c.server.Serve(l) }()
 	t.Cleanup(func() { c.stop(t) })
 }
@@ -190,7 +222,7 @@ func inode(info fs.FileInfo) uint64 {
 }
 
 func newContainerd(uuid string, pid int) *fakeContainerd {
-	return &fakeContainerd{uuid: uuid, pid: pid, pokes: make(chan string, 10)}
+	return &fakeContainerd{uuid: uuid, pid: pid, pokes: make(chan string, 10), announced: make(chan string, 10)}
 }
 
 // bench is a process that runs in this one, with its client.
@@ -303,6 +335,9 @@ func TestCTD32_OnlyTheKnownContainerdDeletes(t *testing.T) {
 	first.start(t, cfg.Runtime.Endpoint.Path())
 	if got := <-first.pokes; got != "cleave" {
 		t.Errorf("snapshotter %q is poked", got)
+	}
+	if got := <-first.announced; got != "lost:1" {
+		t.Errorf("image %q is announced to CRI, want the one that it does not list", got)
 	}
 	if got := b.remove(t); got != codes.OK {
 		t.Errorf("Remove by the known containerd gives %v", got)

@@ -48,6 +48,9 @@ type watcher struct {
 	confirm  func(ctx context.Context, uuid string) error
 	lose     func()
 	poke     func(context.Context) error
+	// announce makes CRI take in images that it left out while the snapshotter
+	// was away, and returns their number.
+	announce func(context.Context) (int, error)
 	log      *zap.Logger
 
 	mu  sync.Mutex
@@ -128,7 +131,11 @@ func (w *watcher) meet(ctx context.Context) {
 	if !w.retry(ctx, w.identifyOnce) {
 		return
 	}
-	w.retry(ctx, w.pokeOnce)
+	if !w.retry(ctx, w.pokeOnce) {
+		return
+	}
+	// Now containerd reaches the snapshotter.
+	w.retry(ctx, w.announceOnce)
 }
 
 // retry calls try until it succeeds, with growing pauses, and reports whether it
@@ -175,6 +182,20 @@ func (w *watcher) pokeOnce(ctx context.Context) bool {
 	}
 	w.set(func(k *knownContainerd) { k.pokedAt, k.pokeProblem = time.Now(), "" })
 	w.log.Info("containerd has compared its snapshots with ours")
+	return true
+}
+
+func (w *watcher) announceOnce(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	n, err := w.announce(ctx)
+	if err != nil {
+		w.log.Warn("CRI was not told of images that it may have left out", zap.Error(err))
+		return false
+	}
+	if n > 0 {
+		w.log.Info("CRI had left out images because the snapshotter was away, and was told", zap.Int("images", n))
+	}
 	return true
 }
 
