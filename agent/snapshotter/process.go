@@ -150,14 +150,14 @@ func pokeNamespace(cfg config.Config) string {
 	return served[0]
 }
 
-// socket is a listener and the inode number of its file.
+// socket is a listener and the identity of its file.
 type socket struct {
 	*net.UnixListener
-	path  string
-	inode uint64
+	path string
+	id   unixsock.ID
 }
 
-func (s socket) remove() error { return unixsock.Remove(s.path, s.inode) }
+func (s socket) remove() error { return unixsock.Remove(s.path, s.id) }
 
 func listenOn(path string) (socket, error) {
 	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
@@ -167,11 +167,11 @@ func listenOn(path string) (socket, error) {
 	if err != nil {
 		return socket{}, err
 	}
-	inode, err := unixsock.Inode(path)
+	id, err := unixsock.IDOf(path)
 	if err != nil {
 		return socket{}, errors.Join(err, l.Close())
 	}
-	return socket{l, path, inode}, nil
+	return socket{l, path, id}, nil
 }
 
 func (p *process) serve(ctx context.Context, listen, status socket) error {
