@@ -349,6 +349,11 @@ func TestCTD63_RemovalWhileDownLeaksNothing(t *testing.T) {
 			if err := n.client.RemoveContainer(ctx, id); err != nil {
 				t.Fatal(err)
 			}
+			// Then containerd's collection fails, and is not repeated by itself.
+			eventually(ctx, t, "containerd's collection to fail", func() (string, bool) {
+				log, err := os.ReadFile(n.Runtime.LogFile())
+				return fmt.Sprint(err), strings.Contains(string(log), "snapshot garbage collection failed")
+			})
 			if now := usedBytes(t, containers); now < before+20<<20 {
 				t.Fatalf("the space is free while the snapshotter is down: %d, %d before", now, before)
 			}
