@@ -39,7 +39,7 @@ type world struct {
 	direct, through *grpc.ClientConn
 }
 
-func newWorld(t *testing.T, cfg proxy.Config) *world {
+func newWorld(t testing.TB, cfg proxy.Config) *world {
 	t.Helper()
 	w := newProxy(t, cfg)
 	w.startRuntime(t, proxytest.NewEchoRuntime())
@@ -47,7 +47,7 @@ func newWorld(t *testing.T, cfg proxy.Config) *world {
 }
 
 // newProxy is a world without a runtime.
-func newProxy(t *testing.T, cfg proxy.Config) *world {
+func newProxy(t testing.TB, cfg proxy.Config) *world {
 	t.Helper()
 	dir := t.TempDir()
 	w := &world{dir: dir, upstreamPath: filepath.Join(dir, "runtime.sock"), path: filepath.Join(dir, "cleave.sock")}
@@ -66,7 +66,7 @@ func newProxy(t *testing.T, cfg proxy.Config) *world {
 	return w
 }
 
-func (w *world) startRuntime(t *testing.T, e *proxytest.EchoRuntime) {
+func (w *world) startRuntime(t testing.TB, e *proxytest.EchoRuntime) {
 	t.Helper()
 	l := listen(t, w.upstreamPath)
 	var served sync.WaitGroup
@@ -74,7 +74,7 @@ func (w *world) startRuntime(t *testing.T, e *proxytest.EchoRuntime) {
 	t.Cleanup(func() { e.Stop(); served.Wait() })
 }
 
-func listen(t *testing.T, path string) *net.UnixListener {
+func listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
 	l, err := unixsock.Listen(path, unixsock.RootOnly)
 	if err != nil {
@@ -83,7 +83,7 @@ func listen(t *testing.T, path string) *net.UnixListener {
 	return l
 }
 
-func serve(t *testing.T, s *proxy.Server, l *net.UnixListener) {
+func serve(t testing.TB, s *proxy.Server, l *net.UnixListener) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
@@ -94,7 +94,7 @@ func serve(t *testing.T, s *proxy.Server, l *net.UnixListener) {
 	})
 }
 
-func dial(t *testing.T, path string) *grpc.ClientConn {
+func dial(t testing.TB, path string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := proxytest.Dial(path)
 	if err != nil {
