@@ -36,6 +36,7 @@ import (
 	"github.com/cleave-cri/cleave/lab/runtime"
 	"github.com/cleave-cri/cleave/lab/tree"
 	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/snapshot/split/ctdconfig"
 )
 
 // leakBytes is what may differ between before and after: ext4's folders never
@@ -213,6 +214,14 @@ func (n *splitNode) waitPoked(ctx context.Context, t *testing.T) {
 	})
 }
 
+// collect makes containerd tell the snapshotter what has been removed.
+func (n *splitNode) collect(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if err := snapshot.NewStore(n.client.Conn(), n.cfg.Runtime.Namespace).Poke(ctx, ctdconfig.Snapshotter); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // usedBytes is what df says of a disk, once all of it is written.
 func usedBytes(t *testing.T, d *disk.Disk) int64 {
 	t.Helper()
@@ -340,6 +349,8 @@ func TestCTD63_RemovalWhileDownLeaksNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(ctx, t, "the first pod to be gone", func() (string, bool) {
+				// What is removed while containerd collects waits for its next collection.
+				n.collect(ctx, t)
 				c := n.status(ctx, t).Store.Container
 				return fmt.Sprintf("%+v", c), c.Writable.Count == 0 && c.Trash.Entries == 0
 			})
