@@ -19,7 +19,11 @@ func (r report) claims() []claim {
 		listClaim("the list of image filesystems", r.through.images, r.imageLayers.plus(r.content)),
 		listClaim("the list of container filesystems", r.through.containers, r.writable()),
 	}
+	out = append(out,
+		placeClaim("the list of image filesystems", r.diskOf(entry(r.through.images, 0).mountpoint), imagesDisk),
+		placeClaim("the list of container filesystems", r.diskOf(entry(r.through.containers, 0).mountpoint), nodeDisk))
 	for _, l := range r.layers {
+		out = append(out, placeClaim("what "+l.name+" has written", r.diskOf(l.upper), nodeDisk))
 		c := claim{what: fmt.Sprintf("the figure of %s is what du says, within 1 %% or 64Ki", l.name)}
 		if !l.through.near(l.du.bytes) {
 			c.wrong = fmt.Sprintf("%s, but du says %s", l.through, l.du)
@@ -32,6 +36,15 @@ func (r report) claims() []claim {
 		out = append(out, c)
 	}
 	return out
+}
+
+// placeClaim is that something is on a disk, or says that it is.
+func placeClaim(what, disk, want string) claim {
+	c := claim{what: what + " is on the disk " + want}
+	if disk != want {
+		c.wrong = fmt.Sprintf("it is on %q", disk)
+	}
+	return c
 }
 
 // listClaim is that a list has an entry, complete and right.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cleave-cri/cleave/agent"
@@ -11,7 +10,7 @@ import (
 // explainLayers says in words why the answers about writable layers differ, and
 // only what was really seen.
 func (r report) explainLayers() []string {
-	return []string{r.explainFirst(), r.explainLost()}
+	return []string{r.explainFirst(), r.explainChurn(), r.explainPlace()}
 }
 
 // explainFirst is about CTD-10.
@@ -29,28 +28,33 @@ func (r report) explainFirst() string {
 	switch {
 	case r.directKnew > 0 && r.throughKnew > 0:
 		text += fmt.Sprintf(" cleave had the right figures of all after %s, containerd those of %s after %s (it looks every 10 s).",
-			seconds(r.throughKnew), names(calm(r.layers), anyLayer), seconds(r.directKnew))
+			seconds(r.throughKnew), names(r.layers, anyLayer), seconds(r.directKnew))
 	case r.throughKnew > 0:
 		text += fmt.Sprintf(" cleave had the right figures after %s, containerd not even then.", seconds(r.throughKnew))
 	}
 	return text
 }
 
-// explainLost is about CTD-13.
-func (r report) explainLost() string {
-	if !lost(r.layers) {
-		return "Files that go while containerd counts a layer make it give up and say 0 bytes at timestamp 0. Not on this run: " +
-			"its walks were lucky, though a container creates and deletes files all the time. Run it again."
+// explainChurn is about CTD-13.
+func (r report) explainChurn() string {
+	const why = "Files that are deleted while a layer is counted make containerd's own snapshotters give up, and it then says 0 bytes"
+	if gone := names(r.layers, func(l layer) bool { return l.churn && l.direct.blind() }); gone != "" {
+		return why + ". On this run " + gone + " has no figure, though cleave's snapshotter goes on where a file has gone."
 	}
-	gone := slices.DeleteFunc(slices.Clone(r.layers), func(l layer) bool { return !l.churn || !l.direct.blind() })
-	text := fmt.Sprintf("containerd has looked since, but about %s it still says 0 bytes at timestamp 0, and %s are missing: a "+
-		"file that is deleted while it walks the layer makes it give up. To the kubelet such a container takes nothing, and a "+
-		"limit on its ephemeral storage does not hold it.",
-		names(gone, anyLayer), agent.Bytes(sum(gone)))
-	if known(gone, throughSide) {
-		text += " cleave measures it with a walk that goes on."
+	return why + ". cleave's snapshotter goes on, so containerd has a figure for " +
+		names(r.layers, func(l layer) bool { return l.churn }) + " too."
+}
+
+// explainPlace is about CTD-4.
+func (r report) explainPlace() string {
+	wrong := names(r.layers, func(l layer) bool {
+		return l.direct.mountpoint != "" && r.diskOf(l.direct.mountpoint) != r.diskOf(l.upper)
+	})
+	if wrong == "" {
+		return "containerd named the right disk for every layer, which versions up to 2.4 can't."
 	}
-	return text
+	return fmt.Sprintf("containerd has one path per snapshotter, that of image layers, and names it for writable layers too: it puts %s "+
+		"on the disk %s, where they are not.", wrong, imagesDisk)
 }
 
 // explainFsInfo does the same for ImageFsInfo.
@@ -73,7 +77,7 @@ func (r report) explainThrough() string {
 		return "Through cleave it should be like this, and is not: " + parts
 	}
 	if r.through.images[0].mountpoint == r.through.containers[0].mountpoint {
-		parts += " Both lists name the same filesystem, because in this layout it is one."
+		parts += " Both lists name the same filesystem."
 	}
 	return "Through cleave " + parts
 }
@@ -88,23 +92,17 @@ func (r report) explainImages() string {
 	}
 	without := ""
 	if l := names(r.layers, func(l layer) bool { return l.direct.blind() }); l != "" {
-		without = ", but not that of " + l + ", which it has lost"
+		without = ", but not that of " + l + ", which it does not know"
 	}
 	given := entry(r.direct.images, 0)
 	if !near(given.bytes, want.bytes) {
 		return fmt.Sprintf("What containerd calls images should hold the writable layers too, which would be %s. It says %s, "+
 			"so on this run some of its figures are older.", want.size(), given.size())
 	}
-	return fmt.Sprintf("What containerd calls images (%s) is image layers %s plus the writable layers that it knows, %s%s. The "+
-		"content store, %s on the same disk, is not in it. So a container that writes looks like images that grow.",
-		given.size(), r.imageLayers.size(), agent.Bytes(want.bytes-r.imageLayers.bytes), without, r.content.size())
-}
-
-func sum(layers []layer) (bytes uint64) {
-	for _, l := range layers {
-		bytes += l.du.bytes
-	}
-	return bytes
+	return fmt.Sprintf("What containerd calls images (%s) is image layers %s plus the writable layers that it knows, %s%s, though those "+
+		"are on the disk %s. The content store, %s on the disk %s, is not in it. So a container that writes looks like images that grow, "+
+		"on a disk that it does not touch.",
+		given.size(), r.imageLayers.size(), agent.Bytes(want.bytes-r.imageLayers.bytes), without, nodeDisk, r.content.size(), imagesDisk)
 }
 
 func anyLayer(layer) bool { return true }

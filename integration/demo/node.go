@@ -19,13 +19,13 @@ const (
 )
 
 const (
-	imagesDiskBytes = 512 << 20
-	nodeDiskBytes   = 256 << 20
+	imagesDiskBytes = 256 << 20
+	nodeDiskBytes   = 512 << 20
 )
 
-// startNode makes a node as one finds it where containerd has a disk of its own
-// (layout dedicated): containerd's root and its snapshots on one filesystem, the
-// kubelet's folder and the pods' logs on another.
+// startNode makes a node of layout split: image layers and containerd's root on
+// one filesystem, what containers write with the kubelet's folder and the pods'
+// logs on another.
 func (d *demo) startNode(ctx context.Context, cleave string) error {
 	peers, err := bin.Get(ctx, d.progress.out, "containerd", "shim")
 	if err != nil {
@@ -44,10 +44,9 @@ func (d *demo) startNode(ctx context.Context, cleave string) error {
 				d.progress.step("disk %-8s%s, %s on %s", name, disks[name].Device(), disks[name].FS(), disks[name].Path())
 			}
 			o.Root = filepath.Join(disks[imagesDisk].Path(), "containerd")
-			o.SnapshotterRoots = map[string]string{"overlayfs": filepath.Join(disks[imagesDisk].Path(), "overlayfs")}
 		},
+		Split: &node.SplitOptions{Images: imagesDisk, Containers: nodeDisk},
 		Configure: func(c *config.Config, disks map[string]*disk.Disk) {
-			d.progress.step("containerd answers, an unmodified one; it looks at sizes every 10 s, as it does by default")
 			c.Filesystems.NodeFS = filepath.Join(disks[nodeDisk].Path(), "kubelet")
 			c.Filesystems.Logs = filepath.Join(disks[nodeDisk].Path(), "pods")
 			// The lab measures more often than cleave does by default; the demo shall not look better than life.
@@ -57,6 +56,7 @@ func (d *demo) startNode(ctx context.Context, cleave string) error {
 	if err != nil {
 		return err
 	}
+	d.progress.step("containerd answers, an unmodified one, on cleave's snapshotter; it looks at sizes every 10 s, as by default")
 	d.progress.step("cleave answers in front of it, with its default settings")
 	app, err := image.Busybox(ctx, image.Config{Files: map[string]string{"/opt/model": randomText(appFileBytes)}})
 	if err != nil {

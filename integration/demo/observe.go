@@ -17,9 +17,6 @@ const (
 	askEvery = 250 * time.Millisecond
 	// settleLimit is how long both sides may take to know all figures.
 	settleLimit = 25 * time.Second
-	// blindLimit is how long the blind spot is waited for after containerd has the other figures: it looks every
-	// 10 s (CTD-5), so this is one more time.
-	blindLimit = 11 * time.Second
 )
 
 // look asks the same questions directly and through cleave.
@@ -63,7 +60,7 @@ func (l *look) say(rep report, n news) {
 		l.progress.step("cleave has the right figures of all, %s after they were written", seconds(rep.throughKnew))
 	}
 	if n.direct {
-		l.progress.step("containerd has looked too, %s after; does it see the pod that churns?", seconds(rep.directKnew))
+		l.progress.step("containerd has looked too, %s after they were written", seconds(rep.directKnew))
 	}
 }
 
@@ -83,13 +80,12 @@ func (l *look) askLayers(ctx context.Context) ([]layer, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, layer{name: r.name, wrote: r.does(), churn: r.churn, du: real, direct: direct, through: through})
+		out = append(out, layer{name: r.name, wrote: r.does(), churn: r.churn, upper: r.upper, du: real, direct: direct, through: through})
 	}
 	return out, nil
 }
 
-// settle asks until both sides know all figures and the blind spot has shown
-// itself or had its chance, and keeps the last answers.
+// settle asks until both sides know all figures, and keeps the last answers.
 func (l *look) settle(ctx context.Context, rep *report) error {
 	written := time.Now()
 	tick := time.NewTicker(askEvery)
@@ -114,13 +110,7 @@ func (l *look) settle(ctx context.Context, rep *report) error {
 
 // done decides whether enough was asked.
 func done(rep report, layers []layer, since time.Duration) bool {
-	if since > settleLimit {
-		return true
-	}
-	if rep.directKnew == 0 || !known(layers, throughSide) {
-		return false
-	}
-	return lost(layers) && since > rep.directKnew+time.Second || since > rep.directKnew+blindLimit
+	return since > settleLimit || rep.directKnew > 0 && known(layers, throughSide)
 }
 
 // collect asks everything once more, so that all figures are of one moment.
@@ -142,19 +132,16 @@ func (l *look) collect(ctx context.Context, rep *report, written time.Time) erro
 
 // weigh measures with du and statfs what is on the disks.
 func (l *look) weigh(ctx context.Context, rep *report) error {
-	snapshots, err := filepath.Glob(filepath.Join(l.node.Disks[imagesDisk].Path(), "overlayfs", "snapshots", "*", "fs"))
+	images, err := filepath.Glob(filepath.Join(l.node.Split.Config().Snapshotter.ImageRoot, "snapshots", "*", "diff"))
 	if err != nil {
 		return err
 	}
-	var uppers, sandboxes, logs, volumes []string
+	var sandboxes, logs, volumes []string
 	for _, r := range l.running {
-		uppers, sandboxes = append(uppers, r.upper), append(sandboxes, r.sandboxUpper)
+		sandboxes = append(sandboxes, r.sandboxUpper)
 		logs, volumes = append(logs, r.logs), append(volumes, r.volumes)
 		rep.volumeMiB, rep.logLines = rep.volumeMiB+r.volumeMiB, rep.logLines+r.logLines
 	}
-	images := slices.DeleteFunc(snapshots, func(path string) bool {
-		return slices.Contains(uppers, path) || slices.Contains(sandboxes, path)
-	})
 	for _, m := range []struct {
 		to    *amount
 		paths []string
@@ -170,7 +157,7 @@ func (l *look) weigh(ctx context.Context, rep *report) error {
 		}
 	}
 	for _, name := range []string{imagesDisk, nodeDisk} {
-		d := filesystem{name: name, device: l.node.Disks[name].Device()}
+		d := filesystem{name: name, device: l.node.Disks[name].Device(), path: l.node.Disks[name].Path()}
 		if d.used, err = statfs(l.node.Disks[name].Path()); err != nil {
 			return fmt.Errorf("weigh the disk %s: %w", name, err)
 		}

@@ -18,12 +18,11 @@ func intro(keep bool) string {
 	if keep {
 		end = "At the end it is left running, and you are told how to talk to it and how to take it down."
 	}
-	return "cleave demo: 12 to 25 seconds, because containerd looks at sizes every 10 s only\n\n" + paragraph("", "A node with two disks (ext4 on loop devices) and a real containerd of its own, with cleave "+
-		"in front. Three pods write known amounts through cleave. Then containerd is asked what takes how much, directly and "+
-		"through cleave, and both are compared with du.") +
-		paragraph("", "The layout is dedicated: containerd's images and the pods' writable layers on one disk, the "+
-			"kubelet's folder and the logs on the other. containerd alone can't part images from writable layers; cleave's own "+
-			"snapshotter, which will, is not built yet.") +
+	return "cleave demo: 12 to 25 seconds, because containerd looks at sizes every 10 s only\n\n" + paragraph("", "A node with two disks (ext4 on loop devices) and a real, unmodified containerd of its own, with "+
+		"cleave's snapshotter below and cleave in front. Three pods write known amounts through cleave. Then containerd is asked "+
+		"what takes how much and where, directly and through cleave, and both are compared with du.") +
+		paragraph("", "The layout is split (KEP-4191): image layers on one disk; what containers write on the other, with the "+
+			"kubelet's folder and the logs. containerd alone can't part images from writable layers, nor say that they are.") +
 		paragraph("", end) + "\n"
 }
 
@@ -36,6 +35,8 @@ func (r report) render() string {
 	b.WriteString(layerTable(r.atOnce))
 	b.WriteString(heading(fmt.Sprintf("writable_layer, %s later", seconds(r.later))))
 	b.WriteString(layerTable(r.layers))
+	b.WriteString(heading("On which disk the writable layers are"))
+	b.WriteString(r.placeTable())
 	b.WriteString("\n")
 	for _, text := range r.explainLayers() {
 		b.WriteString(paragraph("- ", text))
@@ -52,13 +53,13 @@ func (r report) render() string {
 func (r report) writtenTable() string {
 	t := newTable("WHAT", "WRITTEN BY THE PODS", "DISK", "BYTES", "INODES")
 	for _, l := range r.layers {
-		t.row("writable layer of "+l.name, l.wrote, imagesDisk, l.du.size(), l.du.count())
+		t.row("writable layer of "+l.name, l.wrote, r.diskOf(l.upper), l.du.size(), l.du.count())
 	}
 	for _, m := range []struct {
 		what, wrote, disk string
 		amount            amount
 	}{
-		{"layers of the pause containers", "", imagesDisk, r.sandboxes},
+		{"layers of the pause containers", "", nodeDisk, r.sandboxes},
 		{"image layers, unpacked", "", imagesDisk, r.imageLayers},
 		{"content store: layers as pulled", "", imagesDisk, r.content},
 		{"volumes (emptyDir)", fmt.Sprintf("%d MiB", r.volumeMiB), nodeDisk, r.volumes},
@@ -76,6 +77,14 @@ func layerTable(layers []layer) string {
 	t := newTable("CONTAINER", "DU SAYS", "CONTAINERD, ASKED DIRECTLY", "THROUGH CLEAVE")
 	for _, l := range layers {
 		t.row(l.name, l.du.String(), l.direct.String(), l.through.String())
+	}
+	return t.String()
+}
+
+func (r report) placeTable() string {
+	t := newTable("CONTAINER", "ITS FOLDER IS ON", "CONTAINERD SAYS", "THROUGH CLEAVE")
+	for _, l := range r.layers {
+		t.row(l.name, r.diskOf(l.upper), r.diskOf(l.direct.mountpoint), r.diskOf(l.through.mountpoint))
 	}
 	return t.String()
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -41,14 +42,15 @@ type fsInfo struct{ images, containers []figure }
 type layer struct {
 	name, wrote     string
 	churn           bool
+	upper           string // its folder
 	du              amount
 	direct, through figure
 }
 
 // filesystem is a disk as the kernel sees it.
 type filesystem struct {
-	name, device string
-	used         amount
+	name, device, path string
+	used               amount
 }
 
 // report is everything that was seen.
@@ -58,8 +60,7 @@ type report struct {
 	// atOnce are the answers right after everything was written, layers those of some time later.
 	atOnce, layers []layer
 	later          time.Duration
-	// directKnew and throughKnew are how long after that each side had the right figures, 0 if never: all of them
-	// through cleave, those of containers that don't churn directly.
+	// directKnew and throughKnew are how long after that each side had the right figures of all, 0 if never.
 	directKnew, throughKnew time.Duration
 	// direct and through are the answers to ImageFsInfo.
 	direct, through fsInfo
@@ -81,16 +82,14 @@ func known(layers []layer, s side) bool {
 	return !slices.ContainsFunc(layers, func(l layer) bool { return !s(l).near(l.du.bytes) })
 }
 
-// calm are the layers that don't churn.
-func calm(layers []layer) []layer {
-	return slices.DeleteFunc(slices.Clone(layers), func(l layer) bool { return l.churn })
-}
-
-// lost tells whether containerd, which has looked since (it knows the calm
-// layers), has no figure for one that churns: CTD-13.
-func lost(layers []layer) bool {
-	return known(calm(layers), directSide) &&
-		slices.ContainsFunc(layers, func(l layer) bool { return l.churn && l.direct.blind() })
+// diskOf returns the name of the disk that a path is on, or the path itself.
+func (r report) diskOf(path string) string {
+	for _, d := range r.disks {
+		if path == d.path || strings.HasPrefix(path, d.path+"/") {
+			return d.name
+		}
+	}
+	return path
 }
 
 // news is which side has come to know.
@@ -98,7 +97,7 @@ type news struct{ direct, through bool }
 
 // note keeps when each side first knew, and says whether that was now.
 func (r *report) note(layers []layer, since time.Duration) (n news) {
-	if r.directKnew == 0 && known(calm(layers), directSide) {
+	if r.directKnew == 0 && known(layers, directSide) {
 		r.directKnew, n.direct = since, true
 	}
 	if r.throughKnew == 0 && known(layers, throughSide) {

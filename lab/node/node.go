@@ -39,6 +39,9 @@ type Options struct {
 	Cleave string
 	// Configure changes cleave's configuration; nil means no change.
 	Configure func(*config.Config, map[string]*disk.Disk)
+	// Split puts the node on the split snapshotter; nil means containerd's own.
+	// It needs Cleave.
+	Split *SplitOptions
 }
 
 // Node is a node that runs.
@@ -47,8 +50,9 @@ type Node struct {
 	Disks    map[string]*disk.Disk
 	Registry *image.Registry
 	Runtime  *runtime.Containerd
-	// Cleave is nil if none was asked for.
+	// Cleave is nil if none was asked for, and so is Split.
 	Cleave *Cleave
+	Split  *Split
 }
 
 // Start makes a node and waits until it answers. If it can't, what was made is
@@ -70,20 +74,53 @@ func Start(ctx context.Context, run *janitor.Run, o Options) (_ *Node, err error
 	if err := n.startRegistry(ctx); err != nil {
 		return nil, err
 	}
-	if err := n.startRuntime(ctx, o); err != nil {
+	if err := n.makeRuntime(o); err != nil {
 		return nil, err
 	}
 	if o.Cleave == "" {
-		return n, nil
+		return n, n.Runtime.Start(ctx)
 	}
-	cfg := n.config()
-	if o.Configure != nil {
-		o.Configure(&cfg, n.Disks)
+	if err := n.makeCleave(o); err != nil {
+		return nil, err
 	}
-	if n.Cleave, err = newCleave(o.Cleave, filepath.Join(run.Dir(), "cleave"), run.Env(), cfg); err != nil {
+	if err := n.startRuntime(ctx, o); err != nil {
 		return nil, err
 	}
 	return n, n.Cleave.Start(ctx)
+}
+
+// makeCleave prepares cleave, without starting it.
+func (n *Node) makeCleave(o Options) error {
+	dir := filepath.Join(n.Run.Dir(), "cleave")
+	cfg := n.config()
+	if o.Split != nil {
+		if err := configureSplit(&cfg, dir, n.Disks, *o.Split); err != nil {
+			return err
+		}
+	}
+	if o.Configure != nil {
+		o.Configure(&cfg, n.Disks)
+	}
+	var err error
+	n.Cleave, err = newCleave(o.Cleave, dir, n.Run.Env(), cfg)
+	return err
+}
+
+// startRuntime starts containerd, after the snapshotter if there is one.
+func (n *Node) startRuntime(ctx context.Context, o Options) (err error) {
+	if o.Split == nil {
+		return n.Runtime.Start(ctx)
+	}
+	if n.Split, err = newSplit(ctx, n.Cleave, o.Containerd, n.Runtime, n.Run.Env(), *o.Split); err != nil {
+		return err
+	}
+	if err := n.Split.Start(ctx); err != nil {
+		return err
+	}
+	if err := n.Runtime.Start(ctx); err != nil {
+		return err
+	}
+	return n.Split.WaitKnown(ctx, n.Runtime.PID())
 }
 
 func (n *Node) startRegistry(ctx context.Context) error {
@@ -106,7 +143,7 @@ func (n *Node) startRegistry(ctx context.Context) error {
 	return err
 }
 
-func (n *Node) startRuntime(ctx context.Context, o Options) error {
+func (n *Node) makeRuntime(o Options) error {
 	r := runtime.Options{
 		Dir:          filepath.Join(n.Run.Dir(), "ctd"),
 		Containerd:   o.Containerd,
@@ -116,6 +153,9 @@ func (n *Node) startRuntime(ctx context.Context, o Options) error {
 		Cgroup:       n.Run.Cgroup(),
 		Env:          n.Run.Env(),
 	}
+	if o.Split != nil {
+		r.Imports = []string{dropIns(r.Dir)}
+	}
 	if o.Runtime != nil {
 		o.Runtime(&r, n.Disks)
 	}
@@ -123,10 +163,8 @@ func (n *Node) startRuntime(ctx context.Context, o Options) error {
 		return err
 	}
 	var err error
-	if n.Runtime, err = runtime.New(r); err != nil {
-		return err
-	}
-	return n.Runtime.Start(ctx)
+	n.Runtime, err = runtime.New(r)
+	return err
 }
 
 // config is cleave's configuration for this node.
@@ -182,6 +220,9 @@ func (n *Node) Close(ctx context.Context) error {
 	}
 	if n.Runtime != nil {
 		errs = append(errs, n.Runtime.Close(ctx))
+	}
+	if n.Split != nil {
+		errs = append(errs, n.Split.Stop(ctx))
 	}
 	if n.Registry != nil {
 		errs = append(errs, n.Registry.Close())
