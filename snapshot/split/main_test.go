@@ -1,6 +1,7 @@
 package split
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
@@ -11,10 +12,11 @@ import (
 
 func TestMain(m *testing.M) {
 	janitor.Main()
+	crashMain()
 	code := m.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
-			os.Stderr.WriteString(err.Error() + "\n") //nolint:errcheck // the exit code says it too
+			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
 	}

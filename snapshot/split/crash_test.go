@@ -1,0 +1,3 @@
+package split
+
+func crashMain() {}
