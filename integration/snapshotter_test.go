@@ -16,6 +16,7 @@ import (
 
 	snapshotevents "github.com/containerd/containerd/api/events"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -329,7 +330,76 @@ func TestSplitPutsBytesWhereTheyBelong(t *testing.T) {
 				t.Fatal(err)
 			}
 			waitFreed(ctx, t, images, imagesBefore-10<<20)
+			n.checkOffline(ctx, t)
 		})
+	}
+}
+
+// checkOffline runs `cleave snapshotter check`, which refuses while the
+// snapshotter runs and must find nothing when it does not.
+func (n *splitNode) checkOffline(ctx context.Context, t *testing.T) {
+	t.Helper()
+	out, err := exec.CommandContext(ctx, cleaveBinary(t), "snapshotter", "check", "--config", n.file).CombinedOutput()
+	if err == nil {
+		t.Errorf("check is not refused while the snapshotter runs:\n%s", out)
+	}
+	n.stop(t, syscall.SIGTERM)
+	if out := n.cleave(ctx, t, "snapshotter", "check", "--repair"); !strings.Contains(out, "all is as it should be") {
+		t.Errorf("check says:\n%s", out)
+	}
+}
+
+// TestClosedFenceServesReads takes a root's marker away, as if another disk were
+// in its place: nothing is made or deleted, containers run on, and all is well
+// again when the marker is back, without a restart.
+func TestClosedFenceServesReads(t *testing.T) {
+	t.Parallel()
+	n := startSplit(t, disk.XFS, 1)
+	ctx := bounded(t)
+	n.pull(ctx, t, node.BusyboxImage)
+	p, id := n.writer(ctx, t, "stays", 3)
+	marker := filepath.Join(n.cfg.Snapshotter.ContainerRoot, "cleave-root.json")
+	before := n.folders(t)
+
+	n.stop(t, syscall.SIGTERM)
+	if err := os.Rename(marker, marker+".away"); err != nil {
+		t.Fatal(err)
+	}
+	n.start(ctx, t)
+	if out := n.cleave(ctx, t, "snapshotter", "status"); !strings.Contains(out, "CLOSED") || !strings.Contains(out, n.cfg.Snapshotter.ContainerRoot) {
+		t.Errorf("status says:\n%s", out)
+	}
+	if s := n.status(ctx, t); !s.Store.Fence.Closed || len(s.Store.Fence.Reasons) == 0 {
+		t.Errorf("the fence is open: %+v", s.Store.Fence)
+	}
+	if _, err := n.client.Exec(ctx, id, "true"); err != nil {
+		t.Errorf("the container does not run on: %v", err)
+	}
+	// The reads: containerd lists and mounts what there is.
+	inventory, err := snapshot.NewStore(n.client.Conn(), "k8s.io").Inventory(ctx)
+	if err != nil || !slices.ContainsFunc(inventory.Layers, func(l snapshot.Layer) bool { return l.Snapshotter == "cleave" && l.ContainerID == id }) {
+		t.Errorf("the snapshots can't be listed: %v %v", inventory.Layers, err)
+	}
+	if _, err := n.client.Run(ctx, n.PodSpec("refused")); err == nil || !strings.Contains(err.Error(), n.cfg.Snapshotter.ContainerRoot) {
+		t.Errorf("a new pod gives %v, want an error that names the root", err)
+	}
+	if err := p.Remove(ctx); err != nil { // containerd forgets it; the snapshotter keeps it
+		t.Errorf("remove the pod: %v", err)
+	}
+	if diff := cmp.Diff(before, n.folders(t)); diff != "" {
+		t.Errorf("folders (-before +now):\n%s", diff)
+	}
+
+	if err := os.Rename(marker+".away", marker); err != nil {
+		t.Fatal(err)
+	}
+	n.waitPoked(ctx, t)
+	eventually(ctx, t, "the removed pod's snapshots to go", func() (string, bool) {
+		c := n.status(ctx, t).Store.Container
+		return fmt.Sprintf("%+v", c), c.Writable.Count == 0 && c.Trash.Entries == 0
+	})
+	if _, id := n.writer(ctx, t, "new", 1); id == "" {
+		t.Error("no new container")
 	}
 }
 

@@ -1,12 +1,11 @@
 package snapshotter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
-	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
@@ -19,19 +18,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/config"
-	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
 	"github.com/cleave-cri/cleave/snapshot/split"
 	"github.com/cleave-cri/cleave/snapshot/split/ctdconfig"
 )
 
-const (
-	// stopGrace is how long calls in flight have at the end. All are short, and
-	// containerd's pods wait for the next start.
-	stopGrace = 5 * time.Second
-	// folderMode is for folders that are made for sockets.
-	folderMode = 0o711
-)
+// stopGrace is how long calls in flight have at the end. All are short, and new
+// pods wait for the next start.
+const stopGrace = 5 * time.Second
 
 // Options are what the process is told besides its configuration.
 type Options struct {
@@ -39,6 +33,9 @@ type Options struct {
 	Version string
 	// Log takes the messages.
 	Log *zap.Logger
+
+	// grace is how long calls in flight have at the end; 0 means stopGrace.
+	grace time.Duration
 }
 
 // Backend is what is served: [split.Snapshotter], or a fake in tests.
@@ -89,12 +86,16 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 	if err != nil {
 		return fmt.Errorf("open the snapshotter's store: %w", err)
 	}
-	return run(ctx, cfg, backend, opt)
+	offered, err := offeredSockets()
+	if err != nil {
+		return errors.Join(err, backend.Close())
+	}
+	return run(ctx, cfg, backend, offered, opt)
 }
 
-// run serves a backend and closes it at the end.
-func run(ctx context.Context, cfg config.Config, backend Backend, opt Options) (err error) {
-	defer func() { err = errors.Join(err, backend.Close()) }()
+// run serves a backend, and closes it and the offered sockets at the end.
+func run(ctx context.Context, cfg config.Config, backend Backend, offered sockets, opt Options) (err error) {
+	defer func() { err = errors.Join(err, offered.close(), backend.Close()) }()
 	conn, err := dial(cfg.Runtime.Endpoint.Path())
 	if err != nil {
 		return err
@@ -114,11 +115,11 @@ func run(ctx context.Context, cfg config.Config, backend Backend, opt Options) (
 		},
 	}
 	// The backend's lock keeps a second process from getting here.
-	listen, err := listenOn(cfg.Snapshotter.Endpoint.Path())
+	listen, err := offered.takeOrListen(cfg.Snapshotter.Endpoint.Path())
 	if err != nil {
 		return err
 	}
-	status, err := listenOn(cfg.Snapshotter.StatusEndpoint.Path())
+	status, err := offered.takeOrListen(cfg.Snapshotter.StatusEndpoint.Path())
 	if err != nil {
 		return errors.Join(err, listen.remove(), listen.Close())
 	}
@@ -150,30 +151,6 @@ func pokeNamespace(cfg config.Config) string {
 	return served[0]
 }
 
-// socket is a listener and the identity of its file.
-type socket struct {
-	*net.UnixListener
-	path string
-	id   unixsock.ID
-}
-
-func (s socket) remove() error { return unixsock.Remove(s.path, s.id) }
-
-func listenOn(path string) (socket, error) {
-	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
-		return socket{}, fmt.Errorf("make the folder of socket %s: %w", path, err)
-	}
-	l, err := unixsock.Listen(path, unixsock.RootOnly)
-	if err != nil {
-		return socket{}, err
-	}
-	id, err := unixsock.IDOf(path)
-	if err != nil {
-		return socket{}, errors.Join(err, l.Close())
-	}
-	return socket{l, path, id}, nil
-}
-
 func (p *process) serve(ctx context.Context, listen, status socket) error {
 	server := grpc.NewServer(
 		grpc.Creds(askCaller{}),
@@ -199,12 +176,13 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 	case <-ctx.Done():
 	case <-work.Done():
 	}
-	p.opt.Log.Info("stopping", zap.Duration("grace", stopGrace))
+	grace := cmp.Or(p.opt.grace, stopGrace)
+	p.opt.Log.Info("stopping", zap.Duration("grace", grace))
 	p.notify(daemon.SdNotifyStopping)
 	// While they are listened on, nobody else's socket can have their inode numbers.
 	removed := errors.Join(listen.remove(), status.remove())
 	endWork()
-	hard := time.AfterFunc(stopGrace, server.Stop)
+	hard := time.AfterFunc(grace, server.Stop)
 	server.GracefulStop()
 	hard.Stop()
 	return errors.Join(control.Close(), parts.Wait(), removed)

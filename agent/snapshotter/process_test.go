@@ -48,6 +48,15 @@ type fakeBackend struct {
 	refuse    error    // guarded by mu; the answer to ConfirmContainerd
 	closed    bool     // guarded by mu
 	alarm     bool     // guarded by mu
+
+	hung chan struct{} // a value for each call of Usage, which does not end by itself
+}
+
+// Usage hangs until its caller gives up.
+func (b *fakeBackend) Usage(ctx context.Context, _ string) (snapshots.Usage, error) {
+	b.hung <- struct{}{}
+	<-ctx.Done()
+	return snapshots.Usage{}, ctx.Err()
 }
 
 func (b *fakeBackend) Register(server grpc.ServiceRegistrar) {
@@ -231,6 +240,7 @@ type bench struct {
 	backend *fakeBackend
 	client  snapshotsapi.SnapshotsClient
 	stop    func() error
+	stopped time.Duration // how long the end took
 }
 
 func configFor(t *testing.T) config.Config {
@@ -246,18 +256,29 @@ func configFor(t *testing.T) config.Config {
 
 func startBench(t *testing.T, cfg config.Config) *bench {
 	t.Helper()
-	b := &bench{cfg: cfg, backend: &fakeBackend{}}
+	return startBenchOn(t, cfg, nil)
+}
+
+// startBenchOn starts it with sockets from a service manager.
+func startBenchOn(t *testing.T, cfg config.Config, offered sockets) *bench {
+	t.Helper()
+	b := &bench{cfg: cfg, backend: &fakeBackend{hung: make(chan struct{}, 1)}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, cfg, b.backend, Options{Version: "test", Log: zaptest.NewLogger(t)}) }()
+	go func() {
+		ended <- run(ctx, cfg, b.backend, offered, Options{Version: "test", Log: zaptest.NewLogger(t), grace: 200 * time.Millisecond})
+	}()
 	stopped := false
 	b.stop = func() error {
 		if stopped {
 			return nil
 		}
 		stopped = true
+		began := time.Now()
 		cancel()
-		return <-ended
+		err := <-ended
+		b.stopped = time.Since(began)
+		return err
 	}
 	t.Cleanup(func() {
 		if err := b.stop(); err != nil {
@@ -458,7 +479,7 @@ func TestSocketsAreOursAlone(t *testing.T) {
 		}
 	}
 	second := &fakeBackend{}
-	if err := run(t.Context(), cfg, second, Options{Log: zaptest.NewLogger(t)}); !errors.Is(err, unixsock.ErrInUse) {
+	if err := run(t.Context(), cfg, second, nil, Options{Log: zaptest.NewLogger(t)}); !errors.Is(err, unixsock.ErrInUse) {
 		t.Errorf("a second one on the same socket: %v, want ErrInUse", err)
 	}
 	if !second.closed {
@@ -467,7 +488,7 @@ func TestSocketsAreOursAlone(t *testing.T) {
 	// Only the status socket is taken: the other must not stay behind.
 	half := cfg
 	half.Snapshotter.Endpoint += "2"
-	if err := run(t.Context(), half, &fakeBackend{}, Options{Log: zaptest.NewLogger(t)}); !errors.Is(err, unixsock.ErrInUse) {
+	if err := run(t.Context(), half, &fakeBackend{}, nil, Options{Log: zaptest.NewLogger(t)}); !errors.Is(err, unixsock.ErrInUse) {
 		t.Errorf("a second one on the same status socket: %v, want ErrInUse", err)
 	}
 	if _, err := os.Stat(half.Snapshotter.Endpoint.Path()); !os.IsNotExist(err) {
@@ -484,6 +505,86 @@ func TestSocketsAreOursAlone(t *testing.T) {
 	}
 	if !b.backend.closed {
 		t.Error("the store is not closed")
+	}
+}
+
+// A call that hangs is broken off when its time is over.
+func TestStopBreaksOffWhatHangs(t *testing.T) {
+	t.Parallel()
+	b := startBench(t, configFor(t))
+	answer := make(chan error, 1)
+	go func() {
+		_, err := b.client.Usage(t.Context(), &snapshotsapi.UsageRequest{Key: "k"})
+		answer <- err
+	}()
+	<-b.backend.hung
+	if err := b.stop(); err != nil {
+		t.Error(err)
+	}
+	if b.stopped < 200*time.Millisecond || b.stopped > 10*time.Second {
+		t.Errorf("the end took %v, want the 200ms of grace", b.stopped)
+	}
+	if err := <-answer; err == nil {
+		t.Error("the call that hung was answered")
+	}
+}
+
+// TestOfferedSockets are used and left where they are; one that nobody wants is
+// closed.
+func TestOfferedSockets(t *testing.T) {
+	t.Parallel()
+	cfg := configFor(t)
+	offered := sockets{}
+	for _, path := range []string{cfg.Snapshotter.Endpoint.Path(), cfg.Snapshotter.Endpoint.Path() + ".other"} {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		offered[path] = l
+	}
+	other := offered[cfg.Snapshotter.Endpoint.Path()+".other"]
+	b := startBenchOn(t, cfg, offered)
+	if _, err := b.client.Prepare(t.Context(), &snapshotsapi.PrepareSnapshotRequest{Key: "k"}); err != nil {
+		t.Error(err)
+	}
+	if err := b.stop(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(cfg.Snapshotter.Endpoint.Path()); err != nil {
+		t.Errorf("the service manager's socket was taken away: %v", err)
+	}
+	if _, err := os.Lstat(cfg.Snapshotter.StatusEndpoint.Path()); !os.IsNotExist(err) {
+		t.Errorf("our own socket stayed: %v", err)
+	}
+	if err := other.Close(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a socket that nobody wants is not closed: %v", err)
+	}
+}
+
+// TestServiceManagerIsTold is not parallel: the socket's name is in the
+// environment.
+func TestServiceManagerIsTold(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close() //nolint:errcheck // the test is over
+	t.Setenv("NOTIFY_SOCKET", path)
+	b := startBench(t, configFor(t))
+	if err := b.stop(); err != nil {
+		t.Error(err)
+	}
+	for _, want := range []string{"READY=1", "STOPPING=1"} {
+		message := make([]byte, 100)
+		if err := manager.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := manager.Read(message)
+		if err != nil || string(message[:n]) != want {
+			t.Errorf("the service manager is told %q (%v), want %q", message[:n], err, want)
+		}
 	}
 }
 
