@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,17 +56,29 @@ type splitNode struct {
 
 	cmd *exec.Cmd
 	end chan struct{} // closed when cmd has ended
+
+	// offered is the socket for containerd as a service manager would hold it,
+	// nil if the snapshotter makes its own.
+	offered *os.File
 }
 
 // startSplit makes the node and starts the snapshotter. unpacks is containerd's
 // max_concurrent_unpacks.
 func startSplit(t *testing.T, kind disk.FS, unpacks int) *splitNode {
 	t.Helper()
+	n := prepareSplit(t, kind)
+	n.migrate(bounded(t), t, unpacks)
+	return n
+}
+
+// prepareSplit makes a node on overlayfs whose containerd reads drop-ins, and
+// cleave's configuration for it.
+func prepareSplit(t *testing.T, kind disk.FS) *splitNode {
+	t.Helper()
 	n := &splitNode{}
 	n.Node = startNode(t, node.Options{Disks: twoDisks(kind), Runtime: func(o *runtime.Options, _ map[string]*disk.Disk) {
 		o.Imports = []string{filepath.Join(o.Dir, "conf.d", "*.toml")}
 	}})
-	ctx := bounded(t)
 	dir := filepath.Join(n.Run.Dir(), "split")
 	n.cfg = config.Default()
 	n.cfg.StateDir = filepath.Join(dir, "state")
@@ -82,7 +95,13 @@ func startSplit(t *testing.T, kind disk.FS, unpacks int) *splitNode {
 		}
 	}
 	n.writeConfig(t)
+	n.client = dial(t, n.Runtime.Endpoint())
+	return n
+}
 
+// migrate takes the steps of the documentation.
+func (n *splitNode) migrate(ctx context.Context, t *testing.T, unpacks int) {
+	t.Helper()
 	n.cleave(ctx, t, "snapshotter", "init")
 	n.useIn(ctx, t, n.Runtime, unpacks)
 	n.start(ctx, t)
@@ -94,9 +113,7 @@ func startSplit(t *testing.T, kind disk.FS, unpacks int) *splitNode {
 	if err := n.Runtime.Restart(ctx); err != nil {
 		t.Fatal(err)
 	}
-	n.client = dial(t, n.Runtime.Endpoint())
 	n.waitPoked(ctx, t)
-	return n
 }
 
 func (n *splitNode) writeConfig(t *testing.T) {
@@ -139,6 +156,11 @@ func (n *splitNode) start(ctx context.Context, t *testing.T) {
 	}
 	defer log.Close() //nolint:errcheck // the process has its own
 	cmd := exec.Command(cleaveBinary(t), "snapshotter", "--config", n.file)
+	if n.offered != nil {
+		// The process has to be named in its environment (sd_listen_fds(3)).
+		cmd = exec.Command("/bin/sh", append([]string{"-c", `LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@"`}, cmd.Args...)...)
+		cmd.ExtraFiles = []*os.File{n.offered}
+	}
 	cmd.Env, cmd.Stdout, cmd.Stderr = n.Run.Env(), log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -403,6 +425,62 @@ func TestClosedFenceServesReads(t *testing.T) {
 	}
 }
 
+// TestMigrationAndBack takes a node with pods to the split snapshotter and back
+// again, in the steps of docs/snapshotter.md.
+func TestMigrationAndBack(t *testing.T) {
+	t.Parallel()
+	n := prepareSplit(t, disk.Ext4)
+	ctx := bounded(t)
+	n.pull(ctx, t, node.BusyboxImage)
+	old, oldID := n.writer(ctx, t, "old", 2)
+	containers := n.Disks["containers"]
+
+	n.migrate(ctx, t, 1)
+	if _, err := n.client.Exec(ctx, oldID, "true"); err != nil {
+		t.Errorf("a container from before does not run on: %v", err)
+	}
+	// The image is unpacked again by the first container, not pulled.
+	if err := n.Registry.Slow(node.BusyboxImage, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	before := usedBytes(t, containers)
+	fresh, freshID := n.writer(ctx, t, "new", 5)
+	if grown := usedBytes(t, containers) - before; grown < 5<<20 {
+		t.Errorf("a new container took %d bytes of the containers' filesystem, want 5 MiB", grown)
+	}
+	inventory, err := snapshot.NewStore(n.client.Conn(), "k8s.io").Inventory(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{oldID: "overlayfs", freshID: "cleave"} {
+		if !slices.ContainsFunc(inventory.Layers, func(l snapshot.Layer) bool { return l.ContainerID == id && l.Snapshotter == want }) {
+			t.Errorf("container %s is not on %s", id, want)
+		}
+	}
+	if err := old.Remove(ctx); err != nil {
+		t.Errorf("remove the pod from before: %v", err)
+	}
+
+	if err := fresh.Remove(ctx); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(ctx, cleaveBinary(t), "containerd-config", "--remove", "--containerd-config", n.Runtime.ConfigFile()).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "is removed") {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if err := n.Runtime.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n.stop(t, syscall.SIGTERM)
+	before = usedBytes(t, containers)
+	if _, id := n.writer(ctx, t, "back", 5); id == "" {
+		t.Error("no container")
+	}
+	if grown := usedBytes(t, containers) - before; grown > leakBytes {
+		t.Errorf("back on overlayfs, a container took %d bytes of the containers' filesystem", grown)
+	}
+}
+
 // TestCTD63_RemovalWhileDownLeaksNothing: containerd forgets what it could not
 // tell the snapshotter; the poke after the start makes up for it.
 func TestCTD63_RemovalWhileDownLeaksNothing(t *testing.T) {
@@ -505,6 +583,74 @@ func TestRestartsDisturbNoContainer(t *testing.T) {
 	began := time.Now()
 	if _, err := n.client.Run(ctx, n.PodSpec("refused")); err == nil || time.Since(began) > 20*time.Second {
 		t.Errorf("a pod without the snapshotter: %v after %v, want an error soon", err, time.Since(began))
+	}
+}
+
+// TestOfferedSocketBridgesARestart: with a socket that a service manager holds,
+// calls wait while the snapshotter is away, and a containerd that starts then
+// keeps its images.
+func TestOfferedSocketBridgesARestart(t *testing.T) {
+	t.Parallel()
+	n := prepareSplit(t, disk.Ext4)
+	ctx := bounded(t)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.cfg.Snapshotter.Endpoint.Path(), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if n.offered, err = l.File(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.offered.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n.migrate(ctx, t, 1)
+	n.pull(ctx, t, node.BusyboxImage)
+	n.writer(ctx, t, "before", 1) // the sandbox's image is there, too
+
+	n.stop(t, syscall.SIGTERM)
+	ran := make(chan error, 1)
+	go func() { _, err := n.client.Run(ctx, n.PodSpec("waits")); ran <- err }()
+	queued := func() (string, bool) {
+		table, err := os.ReadFile("/proc/net/unix")
+		for line := range strings.Lines(string(table)) {
+			// A connection that nobody has accepted yet has the listener's path
+			// and no inode.
+			if f := strings.Fields(line); len(f) == 8 && f[7] == n.cfg.Snapshotter.Endpoint.Path() && f[6] == "0" {
+				return "", true
+			}
+		}
+		return fmt.Sprint("not connected ", err), false
+	}
+	eventually(ctx, t, "containerd to wait", queued)
+	n.start(ctx, t)
+	if err := <-ran; err != nil {
+		t.Errorf("a pod begun while the snapshotter was away: %v", err)
+	}
+	n.waitPoked(ctx, t)
+
+	n.stop(t, syscall.SIGKILL)
+	if err := n.Runtime.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { ran <- n.Runtime.Start(ctx) }()
+	eventually(ctx, t, "the new containerd to wait", queued)
+	n.start(ctx, t)
+	if err := <-ran; err != nil {
+		t.Fatal(err)
+	}
+	got, err := n.client.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: node.BusyboxImage}})
+	if err != nil || got.GetImage() == nil {
+		t.Errorf("the image is lost: %v %v", got, err)
+	}
+	n.waitPoked(ctx, t)
+	if log, err := os.ReadFile(n.log); err != nil || strings.Contains(string(log), "left out images") {
+		t.Errorf("containerd had left out images (%v):\n%s", err, n.tail(20))
 	}
 }
 
