@@ -72,15 +72,15 @@ type process struct {
 // Serve opens the snapshotter's store and serves it to containerd until ctx
 // ends. The error says why it could not start or go on.
 func Serve(ctx context.Context, cfg config.Config, opt Options) error {
+	o, err := StoreOptions(cfg, opt.Log)
+	if err != nil {
+		return err
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("serve the snapshotter: it needs root to make and remove layers: run it as root")
 	}
 	if cfg.Memory.LimitBytes > 0 {
 		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
-	}
-	o, err := StoreOptions(cfg, opt.Log)
-	if err != nil {
-		return err
 	}
 	backend, err := split.Open(ctx, o)
 	if err != nil {
