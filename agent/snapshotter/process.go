@@ -84,7 +84,7 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 	}
 	backend, err := split.Open(ctx, o)
 	if err != nil {
-		return fmt.Errorf("open the snapshotter's store: %w", err)
+		return err
 	}
 	offered, err := offeredSockets()
 	if err != nil {

@@ -21,6 +21,9 @@ const (
 	askTimeout = 5 * time.Second
 	// pokeTimeout bounds a poke, which waits for containerd's own clean-up.
 	pokeTimeout = 2 * time.Minute
+	// maxAnswer is the largest answer that containerd sends, in bytes (its
+	// default max_send_message_size); a list of images may be large.
+	maxAnswer = 16 << 20
 	// firstRetry and lastRetry are the pauses between tries that fail.
 	firstRetry = 500 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -79,6 +82,7 @@ func dial(socket string) (*grpc.ClientConn, error) {
 			return dialer.DialContext(ctx, "unix", socket)
 		}),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 		grpc.WithIdleTimeout(0), // its breaking is what tells that containerd went away
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
