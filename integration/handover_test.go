@@ -179,12 +179,16 @@ func TestStopGivesCallsTenSeconds(t *testing.T) {
 	if err := n.Cleave.Signal(ctx, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
+	told := time.Now()
 	if err := <-short; err != nil {
 		t.Errorf("the short call: %v", err)
 	}
 	for name, ch := range map[string]<-chan error{"pull": pull, "stop": stop} {
 		if err := <-ch; codeOf(err) != codes.Unavailable || !strings.Contains(err.Error(), "cleave") {
 			t.Errorf("the long %s ended with %v, want Unavailable from cleave", name, err)
+		}
+		if had := time.Since(told); had < 9*time.Second || had > 15*time.Second {
+			t.Errorf("the long %s had %s to end, want about ten seconds", name, had)
 		}
 	}
 	if err := n.Cleave.Stop(ctx); err != nil {
