@@ -161,7 +161,7 @@ func TestKeepAndDown(t *testing.T) {
 		"# through cleave":          "churn",
 		"# directly":                "churn",
 		"# both lists of filesyste": "containerFilesystems",
-		"# what cleave sees":        "Layout: dedicated",
+		"# what cleave sees":        "Layout: split",
 	} {
 		command := strings.Fields(after(t, d.said.String(), comment))
 		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput() //nolint:gosec // what the demo says

@@ -45,7 +45,8 @@ func (d *demo) howTo(crictl string) string {
 		{"directly", crictl + " -r " + d.node.Runtime.Endpoint() + " stats"},
 		{"both lists of filesystems (-r as above)", crictl + " -r " + d.node.Cleave.Endpoint() + " imagefsinfo"},
 		{"what cleave sees", program + " status --control " + d.node.Cleave.Config().Control.Endpoint.Path()},
-		{"their logs", "tail " + d.node.Cleave.LogFile() + " " + d.node.Runtime.LogFile()},
+		{"what the snapshotter holds", program + " snapshotter status --config " + d.node.Cleave.ConfigFile()},
+		{"their logs", "tail " + d.node.Cleave.LogFile() + " " + d.node.Split.LogFile() + " " + d.node.Runtime.LogFile()},
 		{"take it down", "make demo DOWN=1"},
 	} {
 		fmt.Fprintf(&b, "# %s\n%s\n", line[0], line[1])
