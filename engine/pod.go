@@ -1,0 +1,186 @@
+package engine
+
+import "k8s.io/apimachinery/pkg/api/resource"
+
+// SystemCritical is the priority from which on a pod is never evicted.
+const SystemCritical int32 = 2_000_000_000
+
+// Pod is what decisions need of a pod's specification, as allocated (SYN-4).
+type Pod struct {
+	UID, Namespace, Name string
+	// Priority is nil if none was set, which counts as 0.
+	Priority *int32
+	// Static and Mirror pods come from a file on the node.
+	Static, Mirror bool
+	// GraceSeconds is the pod's terminationGracePeriodSeconds; nil if unset.
+	GraceSeconds *int64
+	// Containers and InitContainers in the order of the specification.
+	Containers, InitContainers []Container
+	// Overhead is the runtime class's, on top of the containers'.
+	Overhead Amounts
+	// PodLevel says that cpu, memory or huge pages are requested or limited
+	// for the pod as a whole, and PodLevelMemory is such a request of memory.
+	PodLevel       bool
+	PodLevelMemory *resource.Quantity
+	Volumes        []Volume
+}
+
+// Container is what decisions need of a container's specification.
+type Container struct {
+	Name string
+	// Sidecar is an init container that restarts always.
+	Sidecar          bool
+	Requests, Limits Amounts
+}
+
+// Amounts of resources. Nil means that nothing is said, which is not 0 (LSE-8).
+type Amounts struct {
+	EphemeralStorage, Memory *resource.Quantity
+}
+
+// VolumeKind says where a volume's bytes are and whose they are.
+type VolumeKind string
+
+// The kinds that decisions tell apart.
+const (
+	// EmptyDirDisk, ConfigMap and GitRepo are the local ephemeral volumes:
+	// the pod's own bytes on nodefs (ACC-2).
+	EmptyDirDisk VolumeKind = "emptyDir"
+	ConfigMap    VolumeKind = "configMap"
+	GitRepo      VolumeKind = "gitRepo"
+	// HostPath is on the node, but not the pod's.
+	HostPath VolumeKind = "hostPath"
+	// EmptyDirMemory is an emptyDir in memory or huge pages.
+	EmptyDirMemory VolumeKind = "emptyDir in memory"
+	// OtherVolume is any other: secrets and tokens in memory, claims, CSI, images.
+	OtherVolume VolumeKind = "other"
+)
+
+// Local says whether the kubelet ranks pods by volumes of this kind (RANK-5).
+func (k VolumeKind) Local() bool { return k.Ephemeral() || k == HostPath }
+
+// Ephemeral says whether volumes of this kind are part of a pod's ephemeral
+// storage (ACC-2).
+func (k VolumeKind) Ephemeral() bool {
+	return k == EmptyDirDisk || k == ConfigMap || k == GitRepo
+}
+
+// Volume is what decisions need of a volume's specification.
+type Volume struct {
+	Name string
+	Kind VolumeKind
+	// SizeLimit is an emptyDir's; nil or 0 for none.
+	SizeLimit *resource.Quantity
+}
+
+// Critical says that the pod is never evicted: it is static, a mirror, or of
+// system-critical priority (SYN-33).
+func (p *Pod) Critical() bool {
+	return p.Static || p.Mirror || p.priority() >= SystemCritical
+}
+
+func (p *Pod) priority() int32 {
+	if p.Priority == nil {
+		return 0
+	}
+	return *p.Priority
+}
+
+// Request is what the pod requests of a resource, in its unit. Of resources
+// that nobody can request it is 0 (RANK-15).
+func (p *Pod) Request(r Resource) resource.Quantity {
+	get := amountsOf(r)
+	if get == nil {
+		return resource.Quantity{}
+	}
+	var total resource.Quantity
+	switch {
+	case !p.PodLevel:
+		if sum := p.aggregate(func(c *Container) *resource.Quantity { return get(&c.Requests) }); sum != nil {
+			total = *sum
+		}
+		// A request at pod level can only be one of memory: without PodLevel
+		// there is none.
+	case r == Memory && p.PodLevelMemory != nil:
+		total = p.PodLevelMemory.DeepCopy()
+	}
+	if over := get(&p.Overhead); over != nil && !total.IsZero() { // RANK-18
+		total.Add(*over)
+	}
+	return total
+}
+
+// Limit is the ephemeral storage that the pod's containers may use together,
+// in bytes; nil if none of them says anything (LSE-6).
+func (p *Pod) Limit() *resource.Quantity {
+	total := p.aggregate(func(c *Container) *resource.Quantity { return c.Limits.EphemeralStorage })
+	if total != nil && p.Overhead.EphemeralStorage != nil && !total.IsZero() {
+		total.Add(*p.Overhead.EphemeralStorage)
+	}
+	return total
+}
+
+func amountsOf(r Resource) func(*Amounts) *resource.Quantity {
+	switch r {
+	case EphemeralStorage:
+		return func(a *Amounts) *resource.Quantity { return a.EphemeralStorage }
+	case Memory:
+		return func(a *Amounts) *resource.Quantity { return a.Memory }
+	default:
+		return nil
+	}
+}
+
+// aggregate is what a pod needs of something at most at any one time: init
+// containers run one after the other before the regular ones, sidecars from
+// their place on for good (RANK-17). It is nil if no container says anything.
+// The result belongs to the caller.
+func (p *Pod) aggregate(amount func(*Container) *resource.Quantity) *resource.Quantity {
+	var running, starting, sidecars *resource.Quantity
+	for i := range p.Containers {
+		running = plus(running, amount(&p.Containers[i]))
+	}
+	for i := range p.InitContainers {
+		c := &p.InitContainers[i]
+		now := amount(c)
+		if c.Sidecar {
+			running = plus(running, now)
+			sidecars = plus(sidecars, now)
+			starting = larger(starting, sidecars)
+		} else {
+			starting = larger(starting, plus(plus(nil, sidecars), now))
+		}
+	}
+	return larger(running, starting)
+}
+
+// plus adds b to a, which it may change; nil is nothing at all.
+func plus(a, b *resource.Quantity) *resource.Quantity {
+	if b == nil {
+		return a
+	}
+	if a == nil {
+		q := b.DeepCopy()
+		return &q
+	}
+	a.Add(*b)
+	return a
+}
+
+// larger is a copy of the larger one, nil being less than anything.
+func larger(a, b *resource.Quantity) *resource.Quantity {
+	if b == nil {
+		return a
+	}
+	if a == nil || compare(b, a) > 0 {
+		return plus(nil, b)
+	}
+	return a
+}
+
+// compare is a.Cmp(*b), which may rewrite a: what is compared here belongs to
+// others.
+func compare(a, b *resource.Quantity) int {
+	q := *a
+	return q.Cmp(*b)
+}

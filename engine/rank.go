@@ -1,0 +1,180 @@
+package engine
+
+import (
+	"cmp"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Ranked is one pod's place in the order of eviction, and what put it there.
+type Ranked struct {
+	UID string
+	// Group numbers the places from 0. Pods of one group are equal to the
+	// kubelet, which may take them in any order (RANK-12); the engine takes
+	// them by UID.
+	Group int
+	// Measured says that there are figures of the pod. Pods without go first
+	// (RANK-8).
+	Measured bool
+	// Exceeds says that the pod uses more than it requests (RANK-9, RANK-15).
+	Exceeds  bool
+	Priority int32
+	// Usage is what counts for the signal on this layout, in its unit.
+	Usage resource.Quantity
+	// Over is Usage less what was requested; for inodes that is bytes, too
+	// (RANK-16).
+	Over resource.Quantity
+	// Critical pods are ranked but never go.
+	Critical bool
+
+	pod       *Pod
+	processes uint64
+}
+
+// part is something of a pod that takes space.
+type part uint8
+
+const (
+	rootFS part = 1 << iota
+	logs
+	volumes
+)
+
+// counted says what of a pod is on the filesystem of a signal. Image layers
+// would be, but the kubelet never counts them (RANK-4).
+func counted(s Signal, layout Layout) part {
+	image := s == ImageFSAvailable || s == ImageFSInodesFree
+	node := s == NodeFSAvailable || s == NodeFSInodesFree
+	switch {
+	case layout == Dedicated && node: // RANK-2
+		return logs | volumes
+	case layout == Dedicated:
+		return rootFS
+	case layout == Split && image: // RANK-3
+		return 0
+	default: // RANK-1, RANK-3
+		return rootFS | logs | volumes
+	}
+}
+
+// ranked says whether there is an order for a signal at all (LAY-14).
+func ranked(s Signal, layout Layout) bool { return layout != Inert && s.Valid() }
+
+// rank orders pods for eviction because of a signal, first to go first.
+func rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ranked {
+	out := make([]Ranked, len(pods))
+	for i := range pods {
+		out[i] = placed(s, layout, &pods[i], stats[pods[i].UID])
+	}
+	order := compareUsage
+	if s.Resource() == PIDs {
+		order = compareProcesses
+	}
+	slices.SortFunc(out, func(a, b Ranked) int {
+		return cmp.Or(order(&a, &b), cmp.Compare(a.UID, b.UID))
+	})
+	for i := 1; i < len(out); i++ {
+		out[i].Group = out[i-1].Group
+		if order(&out[i-1], &out[i]) != 0 {
+			out[i].Group++
+		}
+	}
+	return out
+}
+
+// placed collects what decides about a pod's place.
+func placed(s Signal, layout Layout, pod *Pod, st *PodStats) Ranked {
+	r := Ranked{UID: pod.UID, Priority: pod.priority(), Critical: pod.Critical(), pod: pod, Measured: st != nil}
+	if st == nil {
+		return r
+	}
+	what := s.Resource()
+	switch what {
+	case Memory:
+		r.Usage = *quantity(known(st.MemoryBytes))
+	case PIDs:
+		r.processes = uint64(known(st.ProcessCount))
+		r.Usage = *quantity(known(st.ProcessCount))
+		return r
+	default:
+		r.Usage = diskUsage(pod, st, counted(s, layout), what)
+	}
+	request := pod.Request(what)
+	r.Exceeds = r.Usage.Cmp(request) > 0
+	if what == Inodes {
+		request = pod.Request(EphemeralStorage)
+	}
+	r.Over = r.Usage.DeepCopy()
+	r.Over.Sub(request)
+	return r
+}
+
+// diskUsage sums what a pod has of bytes or inodes in the given parts. Unknown
+// parts count as 0 (RANK-7).
+func diskUsage(pod *Pod, st *PodStats, parts part, what Resource) resource.Quantity {
+	used := (*FSStats).usedBytes
+	if what == Inodes {
+		used = (*FSStats).inodesUsed
+	}
+	var sum resource.Quantity
+	add := func(f *FSStats) {
+		if v := used(f); v != 0 {
+			sum.Add(*quantity(v))
+		}
+	}
+	for i := range st.Containers {
+		if parts&rootFS != 0 {
+			add(st.Containers[i].RootFS)
+		}
+		if parts&logs != 0 {
+			add(st.Containers[i].Logs)
+		}
+	}
+	if parts&volumes == 0 {
+		return sum
+	}
+	for _, v := range pod.Volumes {
+		if !v.Kind.Local() {
+			continue
+		}
+		for i := range st.Volumes {
+			if st.Volumes[i].Name == v.Name { // the first of a name counts (RANK-5)
+				add(&st.Volumes[i].FSStats)
+				break
+			}
+		}
+	}
+	return sum
+}
+
+// compareUsage is the order for memory and disks: unmeasured first, then those
+// above their request, then by priority, then by how far above (RANK-8 …
+// RANK-11).
+func compareUsage(a, b *Ranked) int {
+	if a.Measured && b.Measured {
+		return cmp.Or(first(a.Exceeds, b.Exceeds), cmp.Compare(a.Priority, b.Priority), b.Over.Cmp(a.Over))
+	}
+	return cmp.Or(first(!a.Measured, !b.Measured), cmp.Compare(a.Priority, b.Priority))
+}
+
+// compareProcesses is the order for process ids: by priority, then unmeasured
+// first, then by count.
+func compareProcesses(a, b *Ranked) int {
+	if c := cmp.Compare(a.Priority, b.Priority); c != 0 || !a.Measured || !b.Measured {
+		return cmp.Or(c, first(!a.Measured, !b.Measured))
+	}
+	return cmp.Compare(int64(b.processes-a.processes), 0)
+}
+
+// first puts true before false.
+func first(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	default:
+		return 1
+	}
+}

@@ -1,0 +1,54 @@
+package engine
+
+import "slices"
+
+// Reclaim is a way to free space without ending a pod.
+type Reclaim string
+
+const (
+	// DeadContainers removes containers that nobody needs, of terminated pods
+	// too (CGC-5).
+	DeadContainers Reclaim = "dead containers"
+	// UnusedImages removes every image that is neither used, pinned nor young
+	// (IGC-20).
+	UnusedImages Reclaim = "unused images"
+)
+
+// ReclaimFor lists what is reclaimed for a signal before a pod goes, in order.
+// Bytes and inodes have the same lists.
+func ReclaimFor(s Signal, layout Layout) []Reclaim {
+	if r := s.Resource(); r != EphemeralStorage && r != Inodes {
+		return nil
+	}
+	image := s == ImageFSAvailable || s == ImageFSInodesFree
+	node := s == NodeFSAvailable || s == NodeFSInodesFree
+	switch layout {
+	case Single, Odd: // REC-1
+		return []Reclaim{DeadContainers, UnusedImages}
+	case Dedicated: // REC-2
+		if node {
+			return nil
+		}
+		return []Reclaim{DeadContainers, UnusedImages}
+	case Split: // REC-3
+		if image {
+			return []Reclaim{UnusedImages}
+		}
+		return []Reclaim{DeadContainers}
+	default:
+		return nil
+	}
+}
+
+// Resolved says whether a decision's reclaim was enough, so that no pod has to
+// go. after was measured when the reclaim had ended; nil if that failed. The
+// kubelet asks much: not one configured threshold, of any signal and whatever
+// its grace, may be below its value and minimum reclaim (REC-6). still lists
+// those that are.
+func (c Config) Resolved(s State, d Decision, after *Summary) (ok bool, still []Threshold) {
+	if len(d.Reclaim) == 0 || after == nil || s.Layout == nil { // REC-8, REC-5
+		return false, slices.Clone(d.Due)
+	}
+	still = met(c.all(*s.Layout), after.Observe(), true)
+	return len(still) == 0, still
+}

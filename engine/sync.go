@@ -1,0 +1,175 @@
+package engine
+
+import (
+	"slices"
+	"time"
+)
+
+// Input is what one pass sees.
+type Input struct {
+	// Now is when the pass takes place.
+	Now time.Time
+	// Layout is how filesystems are shared; nil if that could not be told. It
+	// is looked at only while State has none (LAY-8).
+	Layout *Detected
+	// Pods are the active ones, Pending and terminating ones included (SYN-4).
+	Pods []Pod
+	// Summary is what was measured; nil if anything of it failed (OBS-7).
+	Summary *Summary
+}
+
+// Sync is one pass of the eviction loop: what to remember and what to do.
+func (c Config) Sync(s State, in Input) (State, Decision) {
+	if len(c.Thresholds) == 0 && !c.LimitIsolation {
+		return s, Decision{Outcome: Off, Rule: "SYN-2"}
+	}
+	var d Decision
+	detectedNow := s.Layout == nil
+	if detectedNow {
+		if in.Layout == nil {
+			return s, Decision{Outcome: LayoutUnknown, Rule: "LAY-8"}
+		}
+		layout := *in.Layout
+		layout.Refused = c.NoSeparateDiskGC && layout.ContainerApart
+		s.Layout = &layout
+		if layout.Refused {
+			return s, Decision{Outcome: Refused, Rule: "LAY-14"}
+		}
+		_, d.Overwritten = WithContainerFS(c.Thresholds, layout.Layout())
+	}
+	if in.Summary == nil {
+		d.Outcome, d.Rule = Blind, "OBS-7"
+		return s, d
+	}
+	seen := in.Summary.Observe()
+	last := s.Observed
+	s = c.watch(s, seen, c.effective(*s.Layout, detectedNow), in.Now)
+	for _, t := range s.acting() {
+		if o, ok := seen[t.Signal]; ok && o.fresh(last, t.Signal) { // SYN-16
+			d.Due = append(d.Due, t)
+		}
+	}
+
+	if c.LimitIsolation {
+		if d.Limits = c.overLimit(*s.Layout, in.Pods, in.Summary.podStats()); len(d.Limits) > 0 {
+			d.Outcome, d.Rule = OverLimit, "SYN-18"
+			return s, d
+		}
+	}
+	if len(d.Due) == 0 {
+		d.Outcome, d.Rule = Calm, "SYN-19"
+		return s, d
+	}
+	d.Choices = choices(d.Due)
+	return s, c.relieve(d, s.Layout.Layout(), in, d.Choices[0])
+}
+
+// watch moves the state on by what was seen (SYN-7 … SYN-15).
+func (c Config) watch(s State, seen Observations, thresholds []Threshold, now time.Time) State {
+	next := State{
+		Layout:        s.Layout,
+		ConditionSeen: make(map[Condition]time.Time, len(conditions)),
+		Observed:      make(map[Signal]time.Time, len(seen)),
+	}
+	below := merge(met(thresholds, seen, false), met(s.acting(), seen, true))
+	for _, t := range below {
+		since := s.since(t, now)
+		next.Met = append(next.Met, MetThreshold{Threshold: t, Since: since, Acting: now.Sub(since) >= t.Grace})
+	}
+	slices.SortStableFunc(next.Met, func(a, b MetThreshold) int { return compareThresholds(a.Threshold, b.Threshold) })
+
+	for condition, at := range s.ConditionSeen {
+		next.ConditionSeen[condition] = at
+	}
+	for _, t := range below {
+		next.ConditionSeen[t.Signal.Condition()] = now // SYN-11: grace does not matter here
+	}
+	for _, condition := range conditions {
+		if at, ok := next.ConditionSeen[condition]; ok && now.Sub(at) < c.TransitionPeriod {
+			next.Conditions = append(next.Conditions, condition)
+		}
+	}
+	for signal, o := range seen {
+		next.Observed[signal] = o.Time
+	}
+	return next
+}
+
+// relieve plans against one of the thresholds that are due.
+func (c Config) relieve(d Decision, layout Layout, in Input, t Threshold) Decision {
+	d.Outcome, d.Rule, d.Threshold = Pressure, "SYN-21", t
+	d.Reclaim = ReclaimFor(t.Signal, layout)
+	if !ranked(t.Signal, layout) || len(in.Pods) == 0 {
+		d.NoVictim = "SYN-24"
+		return d
+	}
+	stats := in.Summary.podStats()
+	d.Ranking = rank(t.Signal, layout, in.Pods, stats)
+	for i := range d.Ranking {
+		if r := &d.Ranking[i]; !r.Critical {
+			d.Victim = c.evict(r.pod, t, stats[r.UID], in.Summary.Observe()[t.Signal])
+			return d
+		}
+	}
+	d.NoVictim = "SYN-28"
+	return d
+}
+
+// Alternatives are the decisions that the kubelet could have come to instead
+// of d, d itself among them: one for each of its Choices. s and in are the
+// state that Sync returned with d and the input that it was given.
+func (c Config) Alternatives(s State, in Input, d Decision) []Decision {
+	out := make([]Decision, len(d.Choices))
+	for i, t := range d.Choices {
+		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, s.Layout.Layout(), in, t)
+	}
+	return out
+}
+
+// EvictionOf is how another pod of d's ranking would be evicted: when Victim
+// has ended by itself, or when the kubelet took another pod of its group. It
+// is nil for a pod that is not in the ranking or never goes.
+func (c Config) EvictionOf(in Input, d Decision, uid string) *Eviction {
+	for i := range d.Ranking {
+		if r := &d.Ranking[i]; r.UID == uid && !r.Critical {
+			return c.evict(r.pod, d.Threshold, in.Summary.podStats()[uid], in.Summary.Observe()[d.Threshold.Signal])
+		}
+	}
+	return nil
+}
+
+// choices are those of the due thresholds that the kubelet may handle: any of
+// memory if there is one, else any (SYN-20).
+func choices(due []Threshold) []Threshold {
+	var memory []Threshold
+	for _, t := range due {
+		if t.Signal.Resource() == Memory {
+			memory = append(memory, t)
+		}
+	}
+	if len(memory) > 0 {
+		return memory
+	}
+	return due
+}
+
+// evict says why pod goes for t, when o was seen of the node and st of the pod.
+func (c Config) evict(pod *Pod, t Threshold, st *PodStats, o Observation) *Eviction {
+	e := &Eviction{
+		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
+		Cause: Cause(t.Signal), GraceSeconds: 1,
+		Limit: t.Value.Of(o.Capacity), Available: o.Available,
+		Disrupts: true,
+	}
+	if !t.Hard() { // SYN-29
+		e.GraceSeconds = c.MaxPodGraceSeconds
+		if pod.GraceSeconds != nil {
+			e.GraceSeconds = min(e.GraceSeconds, *pod.GraceSeconds)
+		}
+	}
+	if st != nil {
+		e.Explained = true
+		e.PodOffends, e.Offenders = offenders(pod, st, t.Signal.Resource())
+	}
+	return e
+}
