@@ -24,6 +24,7 @@ require (
 	google.golang.org/protobuf v1.36.12
 	k8s.io/apimachinery v0.37.2
 	k8s.io/cri-api v0.37.2
+	pgregory.net/rapid v1.3.0
 )
 
 require (

@@ -73,26 +73,9 @@ func podOver(pod *Pod, st *PodStats) *Eviction {
 // writable layer counts only while imagefs is not apart, even where the layer
 // is on nodefs. Here a limit of 0 is none (LSE-8).
 func containerOver(layout Detected, pod *Pod, st *PodStats) *Eviction {
-	limits := map[string]*resource.Quantity{}
-	note := func(c *Container) {
-		if q := c.Limits.EphemeralStorage; q != nil && q.Value() != 0 {
-			limits[c.Name] = q
-		}
-	}
-	for i := range pod.Containers {
-		note(&pod.Containers[i])
-	}
-	for i := range pod.InitContainers {
-		if pod.InitContainers[i].Sidecar {
-			note(&pod.InitContainers[i])
-		}
-	}
-	if len(limits) == 0 {
-		return nil
-	}
 	for i := range st.Containers {
 		s := &st.Containers[i]
-		limit := limits[s.Name]
+		limit := pod.containerLimit(s.Name)
 		if limit == nil {
 			continue
 		}
@@ -105,4 +88,24 @@ func containerOver(layout Detected, pod *Pod, st *PodStats) *Eviction {
 		}
 	}
 	return nil
+}
+
+// containerLimit is the limit of a regular container or a sidecar; nil if there
+// is none above 0. Of two with one name the later counts.
+func (p *Pod) containerLimit(name string) *resource.Quantity {
+	var limit *resource.Quantity
+	note := func(c *Container) {
+		if q := c.Limits.EphemeralStorage; c.Name == name && q != nil && q.Value() != 0 {
+			limit = q
+		}
+	}
+	for i := range p.Containers {
+		note(&p.Containers[i])
+	}
+	for i := range p.InitContainers {
+		if p.InitContainers[i].Sidecar {
+			note(&p.InitContainers[i])
+		}
+	}
+	return limit
 }

@@ -63,17 +63,26 @@ func ranked(s Signal, layout Layout) bool { return layout != Inert && s.Valid() 
 
 // rank orders pods for eviction because of a signal, first to go first.
 func rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ranked {
-	out := make([]Ranked, len(pods))
-	for i := range pods {
-		out[i] = placed(s, layout, &pods[i], stats[pods[i].UID])
-	}
 	order := compareUsage
 	if s.Resource() == PIDs {
 		order = compareProcesses
 	}
-	slices.SortFunc(out, func(a, b Ranked) int {
-		return cmp.Or(order(&a, &b), cmp.Compare(a.UID, b.UID))
+	places := make([]Ranked, len(pods))
+	sorted := make([]*Ranked, len(pods))
+	for i := range pods {
+		places[i] = placed(s, layout, &pods[i], stats[pods[i].UID])
+		sorted[i] = &places[i]
+	}
+	slices.SortFunc(sorted, func(a, b *Ranked) int {
+		if c := order(a, b); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.UID, b.UID)
 	})
+	out := make([]Ranked, len(pods))
+	for i := range sorted {
+		out[i] = *sorted[i]
+	}
 	for i := 1; i < len(out); i++ {
 		out[i].Group = out[i-1].Group
 		if order(&out[i-1], &out[i]) != 0 {
@@ -152,19 +161,29 @@ func diskUsage(pod *Pod, st *PodStats, parts part, what Resource) resource.Quant
 // above their request, then by priority, then by how far above (RANK-8 …
 // RANK-11).
 func compareUsage(a, b *Ranked) int {
-	if a.Measured && b.Measured {
-		return cmp.Or(first(a.Exceeds, b.Exceeds), cmp.Compare(a.Priority, b.Priority), b.Over.Cmp(a.Over))
+	if c := first(!a.Measured, !b.Measured); c != 0 {
+		return c
 	}
-	return cmp.Or(first(!a.Measured, !b.Measured), cmp.Compare(a.Priority, b.Priority))
+	if c := first(a.Exceeds, b.Exceeds); c != 0 {
+		return c
+	}
+	if c := cmp.Compare(a.Priority, b.Priority); c != 0 || !a.Measured {
+		return c
+	}
+	return b.Over.Cmp(a.Over)
 }
 
 // compareProcesses is the order for process ids: by priority, then unmeasured
-// first, then by count.
+// first, then by count. The kubelet subtracts counts; from 2^63 on its
+// differences wrap and its order depends on where it began, ours does not.
 func compareProcesses(a, b *Ranked) int {
-	if c := cmp.Compare(a.Priority, b.Priority); c != 0 || !a.Measured || !b.Measured {
-		return cmp.Or(c, first(!a.Measured, !b.Measured))
+	if c := cmp.Compare(a.Priority, b.Priority); c != 0 {
+		return c
 	}
-	return cmp.Compare(int64(b.processes-a.processes), 0)
+	if c := first(!a.Measured, !b.Measured); c != 0 || !a.Measured {
+		return c
+	}
+	return cmp.Compare(b.processes, a.processes)
 }
 
 // first puts true before false.

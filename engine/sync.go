@@ -50,8 +50,9 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 		}
 	}
 
+	stats := in.Summary.podStats()
 	if c.LimitIsolation {
-		if d.Limits = c.overLimit(*s.Layout, in.Pods, in.Summary.podStats()); len(d.Limits) > 0 {
+		if d.Limits = c.overLimit(*s.Layout, in.Pods, stats); len(d.Limits) > 0 {
 			d.Outcome, d.Rule = OverLimit, "SYN-18"
 			return s, d
 		}
@@ -61,7 +62,7 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 		return s, d
 	}
 	d.Choices = choices(d.Due)
-	return s, c.relieve(d, s.Layout.Layout(), in, d.Choices[0])
+	return s, c.relieve(d, s.Layout.Layout(), in.Pods, stats, seen, d.Choices[0])
 }
 
 // watch moves the state on by what was seen (SYN-7 … SYN-15).
@@ -96,18 +97,17 @@ func (c Config) watch(s State, seen Observations, thresholds []Threshold, now ti
 }
 
 // relieve plans against one of the thresholds that are due.
-func (c Config) relieve(d Decision, layout Layout, in Input, t Threshold) Decision {
+func (c Config) relieve(d Decision, layout Layout, pods []Pod, stats podStats, seen Observations, t Threshold) Decision {
 	d.Outcome, d.Rule, d.Threshold = Pressure, "SYN-21", t
 	d.Reclaim = ReclaimFor(t.Signal, layout)
-	if !ranked(t.Signal, layout) || len(in.Pods) == 0 {
+	if !ranked(t.Signal, layout) || len(pods) == 0 {
 		d.NoVictim = "SYN-24"
 		return d
 	}
-	stats := in.Summary.podStats()
-	d.Ranking = rank(t.Signal, layout, in.Pods, stats)
+	d.Ranking = rank(t.Signal, layout, pods, stats)
 	for i := range d.Ranking {
 		if r := &d.Ranking[i]; !r.Critical {
-			d.Victim = c.evict(r.pod, t, stats[r.UID], in.Summary.Observe()[t.Signal])
+			d.Victim = c.evict(r.pod, t, stats[r.UID], seen[t.Signal])
 			return d
 		}
 	}
@@ -119,9 +119,13 @@ func (c Config) relieve(d Decision, layout Layout, in Input, t Threshold) Decisi
 // of d, d itself among them: one for each of its Choices. s and in are the
 // state that Sync returned with d and the input that it was given.
 func (c Config) Alternatives(s State, in Input, d Decision) []Decision {
+	if len(d.Choices) == 0 {
+		return nil
+	}
+	stats, seen := in.Summary.podStats(), in.Summary.Observe()
 	out := make([]Decision, len(d.Choices))
 	for i, t := range d.Choices {
-		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, s.Layout.Layout(), in, t)
+		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, s.Layout.Layout(), in.Pods, stats, seen, t)
 	}
 	return out
 }

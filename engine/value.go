@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -55,4 +57,32 @@ func (v Value) String() string {
 		return v.Quantity.String()
 	}
 	return strconv.FormatFloat(float64(v.Share)*100, 'g', 6, 64) + "%"
+}
+
+const shareMark = "share "
+
+// MarshalText is exact, for records: "10Gi", or "share 0.1" for 10 %.
+func (v Value) MarshalText() ([]byte, error) {
+	if v.Quantity != nil {
+		return []byte(v.Quantity.String()), nil
+	}
+	return []byte(shareMark + strconv.FormatFloat(float64(v.Share), 'g', -1, 32)), nil
+}
+
+// UnmarshalText reads what MarshalText writes.
+func (v *Value) UnmarshalText(text []byte) error {
+	if share, ok := strings.CutPrefix(string(text), shareMark); ok {
+		f, err := strconv.ParseFloat(share, 32)
+		if err != nil {
+			return fmt.Errorf("read value %q: %w", text, err)
+		}
+		*v = Value{Share: float32(f)}
+		return nil
+	}
+	q, err := resource.ParseQuantity(string(text))
+	if err != nil {
+		return fmt.Errorf("read value %q: %w", text, err)
+	}
+	*v = Value{Quantity: &q}
+	return nil
 }

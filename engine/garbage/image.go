@@ -62,15 +62,11 @@ type Images map[string]Image
 // not asked: an image that only a sandbox uses is safe only if it is pinned
 // (IGC-3). inUse are the keys that containers use.
 func (i Images) Look(list []Listed, users []ImageUser, began, now time.Time) (next Images, inUse map[string]bool) {
-	inUse = map[string]bool{}
-	listed := make(map[string]bool, len(list))
-	for _, l := range list {
-		listed[l.ID] = true
-	}
+	inUse = make(map[string]bool, len(users))
 	for _, u := range users {
 		inUse[key(u.ImageID, u.Handler)] = true
 		for _, v := range u.Volumes {
-			if listed[v] {
+			if slices.ContainsFunc(list, func(l Listed) bool { return l.ID == v }) {
 				inUse[v] = true
 			}
 		}
@@ -94,23 +90,39 @@ func (i Images) Look(list []Listed, users []ImageUser, began, now time.Time) (ne
 // Unused are the images that may be deleted, first to go first: neither in use
 // nor pinned, never used ones first, then by last use, then by age (IGC-8).
 func (i Images) Unused(inUse map[string]bool) []Image {
-	out := make([]Image, 0, len(i))
+	records := make([]Image, 0, len(i))
 	for k, record := range i {
 		if !inUse[k] && !record.Pinned {
-			out = append(out, record)
+			records = append(records, record)
 		}
 	}
-	slices.SortFunc(out, func(a, b Image) int { return cmp.Or(a.before(b), cmp.Compare(a.Key(), b.Key())) })
+	sorted := make([]*Image, len(records))
+	for j := range records {
+		sorted[j] = &records[j]
+	}
+	slices.SortFunc(sorted, func(a, b *Image) int {
+		if c := a.before(b); c != 0 {
+			return c
+		}
+		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Handler, b.Handler))
+	})
+	out := make([]Image, len(records))
+	for j := range sorted {
+		out[j] = *sorted[j]
+	}
 	return out
 }
 
 // before is the kubelet's order, in which images can be equal.
-func (a Image) before(b Image) int {
-	return cmp.Or(a.LastUsed.Compare(b.LastUsed), a.FirstSeen.Compare(b.FirstSeen))
+func (a *Image) before(b *Image) int {
+	if c := a.LastUsed.Compare(b.LastUsed); c != 0 {
+		return c
+	}
+	return a.FirstSeen.Compare(b.FirstSeen)
 }
 
 // Equal says whether the kubelet may delete a and b in any order.
-func (a Image) Equal(b Image) bool { return a.before(b) == 0 }
+func (a Image) Equal(b Image) bool { return a.before(&b) == 0 }
 
 // ImagePolicy is how the kubelet's image garbage collection is set up.
 type ImagePolicy struct {
@@ -225,7 +237,7 @@ type ImagePlan struct {
 
 // ForSpace plans deletions from unused, which Unused ordered (IGC-17).
 func (p ImagePolicy) ForSpace(unused []Image, needBytes int64, began time.Time) ImagePlan {
-	plan := ImagePlan{NeedBytes: needBytes}
+	plan := ImagePlan{NeedBytes: needBytes, Remove: make([]Image, 0, len(unused))}
 	freed, enough := int64(0), false
 	for _, image := range unused {
 		switch {
