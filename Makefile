@@ -81,6 +81,22 @@ test-critest: deps ## All critest specs, direct and through cleave, compared (ro
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRITEST=full $(call gotestsum,critest,standard-verbose) -timeout 60m -count=1 -run '^TestCritest' ./integration
 
+# The kubelet's code is compiled for it: about 10 minutes the first time on two cores, seconds after that.
+# -mod=mod: its requirements follow those of our own go.mod.
+ORACLE := cd integration/kubeletoracle && nice go test -mod=mod -count=1 -v
+# Where the scenarios begin; each has the next number.
+ORACLESEED ?= 1
+
+.PHONY: test-oracle
+test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (10 minutes the first time, then seconds)
+	@echo "test-oracle: the kubelet's eviction manager, image collector and threshold parser, and engine, in the same random scenarios"
+	@$(ORACLE) -timeout 15m . -steps 10000 -seed $(ORACLESEED)
+
+.PHONY: oracle
+oracle: ## The same for 200 000 passes; ORACLESEED=N begins elsewhere
+	@echo "oracle: the kubelet's eviction manager, image collector and threshold parser, and engine, in the same random scenarios"
+	@$(ORACLE) -timeout 60m . -steps 200000 -seed $(ORACLESEED)
+
 .PHONY: summary
 summary:
 	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \
@@ -95,6 +111,10 @@ bench: ## All Go benchmarks, with allocations
 bench-proxy: deps build ## What the proxy costs: direct and through cleave, interleaved (root)
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null
 	@go run ./integration/bench -cleave bin/cleave proxy
+
+.PHONY: bench-engine
+bench-engine: ## What one decision costs: 500 pods, 1 000 images
+	@go test -run '^$$' -bench . -benchmem ./engine/... | sed -n 's/^Benchmark/BENCH &/p'
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
