@@ -116,6 +116,11 @@ bench-proxy: deps build ## What the proxy costs: direct and through cleave, inte
 bench-engine: ## What one decision costs: 500 pods, 1 000 images
 	@go test -run '^$$' -bench . -benchmem ./engine/... | sed -n 's/^Benchmark/BENCH &/p'
 
+.PHONY: bench-snapshotter
+bench-snapshotter: deps build ## What the split snapshotter costs and gains beside overlayfs (root)
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@go run ./integration/bench -cleave bin/cleave snapshotter
+
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
 	@for pkg in $$(go list ./...); do \

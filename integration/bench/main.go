@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -36,13 +37,15 @@ func run(ctx context.Context, args []string) error {
 	cleave := flags.String("cleave", "bin/cleave", "the program to measure")
 	scale := flags.Float64("scale", 1, "how many calls, relative to the usual number")
 	also := flags.String("also", "", "another build of it, measured beside the first in the same run")
-	only := flags.String("only", "version,list100,memory,list500k", "which parts to measure")
+	only := flags.String("only", "", "which parts to measure; without it all")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	switch flags.Arg(0) {
 	case "proxy":
-		return benchProxy(ctx, *cleave, *also, *scale, strings.Split(*only, ","))
+		return benchProxy(ctx, *cleave, *also, *scale, parts(*only, "version,list100,memory,list500k"))
+	case "snapshotter":
+		return benchSnapshotter(ctx, *cleave, *scale, parts(*only, "unpack_sequential,unpack_parallel,create,usage,unmount"))
 	case helperRelay:
 		return serveTypedRelay(ctx, flags.Arg(1), flags.Arg(2))
 	case helperBytes:
@@ -50,9 +53,12 @@ func run(ctx context.Context, args []string) error {
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:
-		return errors.New("say what to measure: proxy")
+		return errors.New("say what to measure: proxy or snapshotter")
 	}
 }
+
+// parts are the parts that were asked for, or all.
+func parts(asked, all string) []string { return strings.Split(cmp.Or(asked, all), ",") }
 
 // report prints one figure.
 func report(name string, value float64, unit string) {

@@ -158,10 +158,11 @@ func TestKeepAndDown(t *testing.T) {
 		t.Fatalf("exit code is %d", code)
 	}
 	for comment, want := range map[string]string{
-		"# through cleave":          "churn",
-		"# directly":                "churn",
-		"# both lists of filesyste": "containerFilesystems",
-		"# what cleave sees":        "Layout: split",
+		"# through cleave":           "churn",
+		"# directly":                 "churn",
+		"# both lists of filesyste":  "containerFilesystems",
+		"# what cleave sees":         "Layout: split",
+		"# what the snapshotter hol": "fence:       open",
 	} {
 		command := strings.Fields(after(t, d.said.String(), comment))
 		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput() //nolint:gosec // what the demo says
