@@ -1,3 +1,259 @@
 package split
 
-func crashMain() {}
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/snapshot/split/fault"
+)
+
+// crashEnv makes the test binary a child that works until it dies: the point,
+// a colon, and which time.
+const crashEnv = "CLEAVE_TEST_CRASH"
+
+// crashMain is the child's main function.
+func crashMain() {
+	point, times, ok := strings.Cut(os.Getenv(crashEnv), ":")
+	if !ok {
+		return
+	}
+	err := crashChild(fault.Point(point), times, os.Getenv(crashEnv+"_OPTIONS"))
+	fmt.Fprintln(os.Stderr, "the child came to its end:", err)
+	os.Exit(3)
+}
+
+func crashChild(point fault.Point, times, encoded string) error {
+	left, err := strconv.Atoi(times)
+	if err != nil {
+		return err
+	}
+	var paths [3]string
+	if err := json.Unmarshal([]byte(encoded), &paths); err != nil {
+		return err
+	}
+	o := crashOptions(paths)
+	var mu sync.Mutex
+	o.faults = func(p fault.Point) {
+		mu.Lock()
+		defer mu.Unlock()
+		if p != point {
+			return
+		}
+		if left--; left == 0 {
+			if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+			select {}
+		}
+	}
+	return crashWork(context.Background(), o, point)
+}
+
+func crashOptions(paths [3]string) Options {
+	return Options{
+		ImageRoot: paths[0], ContainerRoot: paths[1], Database: paths[2],
+		DatabaseBytes: 1 << 20, BallastBytes: 64 << 10, AnyContainerd: true, DeletionRate: -1, UsageMaxAge: -1,
+		SyncOnCommit: true, Log: zap.NewNop(),
+	}
+}
+
+// crashWork makes, commits and removes snapshots until the child dies.
+func crashWork(ctx context.Context, o Options, point fault.Point) error {
+	if point == fault.InitMarked || point == fault.InitWritten {
+		return Init(ctx, o)
+	}
+	if point == fault.SweepMoving {
+		// Something for the sweep: what crashes leave.
+		for _, name := range []string{"new-A", "new-B", "21"} {
+			if err := os.MkdirAll(filepath.Join(o.ContainerRoot, snapshotsDir, name, upperName), 0o700); err != nil {
+				return err
+			}
+		}
+	}
+	s, err := Open(ctx, o)
+	if err != nil {
+		return err
+	}
+	parent := ""
+	for n := 100; n < 200; n++ {
+		key := fmt.Sprintf("k8s.io/%d/extract-%d-x %s", n, n, layerDigest(n))
+		mounts, err := s.Prepare(ctx, key, parent, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: layerDigest(n)}))
+		if err != nil {
+			return err
+		}
+		upper := mounts[0].Source
+		if mounts[0].Type != "bind" {
+			upper = option(mounts, "upperdir")
+		}
+		if err := os.WriteFile(filepath.Join(upper, "content"), []byte(layerName(n)), 0o600); err != nil {
+			return err
+		}
+		if err := s.Commit(ctx, layerName(n), key); err != nil {
+			return err
+		}
+		parent = layerName(n)
+		mounts, err = s.Prepare(ctx, containerKey(n), parent)
+		if err != nil {
+			return err
+		}
+		for i := range 20 {
+			if err := os.WriteFile(filepath.Join(option(mounts, "upperdir"), fmt.Sprint(i)), make([]byte, 5000), 0o600); err != nil {
+				return err
+			}
+		}
+		if n%2 == 0 {
+			if err := s.Remove(ctx, containerKey(n)); err != nil {
+				return err
+			}
+		}
+		if point == fault.UsageMeasured || point == fault.TrashDeleting {
+			if err := s.WaitIdle(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return s.Close()
+}
+
+// TestCrash kills a process at each step of its work, some times each, and
+// then looks what is left: nothing that is on record may be lost, nothing that is not may
+// stay, and no bytes.
+func TestCrash(t *testing.T) {
+	t.Parallel()
+	for _, point := range fault.Points() {
+		if point == fault.BallastReleased {
+			continue // TestFullDatabaseDisk has it: it needs a full disk
+		}
+		t.Run(string(point), func(t *testing.T) {
+			t.Parallel()
+			for _, times := range []int{1, 3} {
+				if times > 1 && strings.HasPrefix(string(point), "init-") {
+					continue
+				}
+				crashOnce(t, point, times)
+			}
+		})
+	}
+}
+
+func crashOnce(t *testing.T, point fault.Point, times int) {
+	t.Helper()
+	o := folders(t)
+	paths := [3]string{o.ImageRoot, o.ContainerRoot, o.Database}
+	isInit := strings.HasPrefix(string(point), "init-")
+	if !isInit {
+		s := initialised(t, o)
+		for n := range 12 { // what a crash must not touch; the next ID is 21
+			addLayer(t, s, n, "")
+		}
+		for n := range 8 {
+			addContainer(t, s, n, "")
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	encoded, err := json.Marshal(paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var output strings.Builder
+	child := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
+	child.Env = append(os.Environ(), fmt.Sprintf("%s=%s:%d", crashEnv, point, times), crashEnv+"_OPTIONS="+string(encoded))
+	child.Stderr = &output
+	err = child.Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		t.Fatalf("the child ended with %v", err)
+	}
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	if !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		t.Fatalf("the child was not killed at %s, time %d: %v: %s", point, times, err, output.String())
+	}
+
+	if isInit {
+		if _, err := Open(t.Context(), o); !errors.Is(err, ErrNotInitialised) {
+			t.Fatalf("half an initialisation: %v", err)
+		}
+		if err := Init(t.Context(), o); err != nil {
+			t.Fatalf("initialise again: %v", err)
+		}
+	}
+	s := opened(t, o)
+	settle(t, s)
+	st, err := s.Status(t.Context())
+	if err != nil || st.Alarm != nil || st.Fence.Closed {
+		t.Fatalf("after the crash: %+v, %v", st, err)
+	}
+	// No layer is lost or half there.
+	if err := s.Walk(t.Context(), func(ctx context.Context, info snapshots.Info) error {
+		if info.Kind != snapshots.KindCommitted {
+			return nil
+		}
+		mounts, err := s.View(ctx, "view of "+info.Name, info.Name)
+		if err != nil {
+			return err
+		}
+		lower := mounts[0].Source
+		if mounts[0].Type != "bind" {
+			lower, _, _ = strings.Cut(option(mounts, "lowerdir"), ":")
+		}
+		content, err := os.ReadFile(filepath.Join(lower, "content"))
+		if err != nil || string(content) != info.Name {
+			t.Errorf("layer %s holds %q, %v", info.Name, content, err)
+		}
+		return s.Remove(ctx, "view of "+info.Name)
+	}, "name~=\"^k8s.io/1[0-9][0-9]/\""); err != nil {
+		t.Fatal(err)
+	}
+	settle(t, s)
+	mustBeClean(t, s, o)
+
+	// Everything can be removed, and then nothing is left.
+	s = opened(t, o)
+	for range 200 {
+		var names []string
+		if err := s.Walk(t.Context(), func(_ context.Context, info snapshots.Info) error {
+			names = append(names, info.Name)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if len(names) == 0 {
+			break
+		}
+		for _, name := range names {
+			_ = s.Remove(t.Context(), name) //nolint:errcheck // parents go in a later round
+		}
+	}
+	settle(t, s)
+	mustBeClean(t, s, o)
+	for _, root := range []string{o.ImageRoot, o.ContainerRoot} {
+		var left []string
+		if err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
+			if rel, relErr := filepath.Rel(root, path); relErr == nil && rel != "." {
+				left = append(left, rel)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"cleave-root.json", "empty", "snapshots", "trash"}, left); diff != "" {
+			t.Errorf("left in %s (-want +got)\n%s", root, diff)
+		}
+	}
+}

@@ -124,6 +124,9 @@ type write struct {
 	happened func(ctx context.Context, b *bolt.Bucket) (bool, error)
 	// before is a fault point just before the commit.
 	before fault.Point
+	// then runs after the commit, before the next writer is let in. It can't
+	// fail: the change has happened.
+	then func()
 }
 
 // run makes the change. If the disk is full it gives up the ballast and tries
@@ -133,6 +136,7 @@ func (d *database) run(ctx context.Context, w write) error {
 	defer d.mu.Unlock()
 	committing, err := d.attempt(ctx, w)
 	if err == nil {
+		w.finish()
 		return nil
 	}
 	if committing {
@@ -158,8 +162,16 @@ func (d *database) run(ctx context.Context, w write) error {
 			}
 		}
 		w.takeBack()
+		return err
 	}
-	return err
+	w.finish()
+	return nil
+}
+
+func (w write) finish() {
+	if w.then != nil {
+		w.then()
+	}
 }
 
 func (w write) takeBack() {

@@ -40,7 +40,7 @@ func optionsIn(t *testing.T, dir string) Options {
 		Database:      filepath.Join(dir, "state", "split.db"),
 		DatabaseBytes: 1 << 20, BallastBytes: 64 << 10,
 		AnyContainerd: true, UsageMaxAge: -1, DeletionRate: -1,
-		Log: zaptest.NewLogger(t, zaptest.Level(zap.ErrorLevel)),
+		Log: zaptest.NewLogger(t, zaptest.Level(zap.DPanicLevel)),
 	}
 	if err := errors.Join(os.MkdirAll(o.ImageRoot, 0o700), os.MkdirAll(o.ContainerRoot, 0o700)); err != nil {
 		t.Fatal(err)

@@ -352,22 +352,29 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 			return err
 		}
 		return deleteRecord(b, id)
+	}, then: func() {
+		s.opts.faults(fault.RemoveCommitted)
+		s.discard(id, rec.Root)
+		s.opts.faults(fault.RemoveTrashed)
 	}})
 	if err != nil {
-		return fmt.Errorf("remove snapshot %q: %w", key, err)
+		return fmt.Errorf("remove snapshot %q: %w", shortKey(key), err)
 	}
-	s.opts.faults(fault.RemoveCommitted)
 	s.meter.forget(id)
-	// From here on it is removed, whatever happens: what stays in place is a
-	// stray, which the next clean-up takes.
-	if root, err := s.gate.Root(rec.Root); err != nil {
-		s.log.Warn("the folder of a removed snapshot stays for the next clean-up", zap.String("id", id), zap.Error(err))
-	} else if _, err := trash.Move(root, idDir(id), id); err != nil {
-		s.log.Warn("the folder of a removed snapshot stays for the next clean-up", zap.String("id", id), zap.Error(err))
-	}
-	s.opts.faults(fault.RemoveTrashed)
 	s.bins[rec.Root].Wake()
 	return nil
+}
+
+// discard moves the folder of a snapshot that has been removed to the trash. If
+// it can't, the folder is a stray, which the next clean-up takes.
+func (s *Snapshotter) discard(id string, role fence.Role) {
+	root, err := s.gate.Root(role)
+	if err == nil {
+		_, err = trash.Move(root, idDir(id), id)
+	}
+	if err != nil {
+		s.log.Warn("the folder of a removed snapshot stays for the next clean-up", zap.String("id", id), zap.Error(err))
+	}
 }
 
 // ConfirmContainerd is told the identity of the containerd that is the client:

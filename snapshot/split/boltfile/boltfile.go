@@ -49,8 +49,11 @@ func TakeLock(path string) (*Lock, error) {
 	return &Lock{file: f}, nil
 }
 
-// Close gives the lock back.
-func (l *Lock) Close() error { return l.file.Close() }
+// Close gives the lock back. Closing alone would not do while another goroutine
+// is starting a process, which for a moment has all our descriptors.
+func (l *Lock) Close() error {
+	return errors.Join(unix.Flock(int(l.file.Fd()), unix.LOCK_UN), l.file.Close())
+}
 
 func owner(name string) string {
 	note, err := os.ReadFile(name)
