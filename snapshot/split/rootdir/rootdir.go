@@ -322,8 +322,8 @@ func (r *Root) do(f func(fd int) error) error {
 		return err
 	}
 	var inner error
-	if err := conn.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
-		return err
+	if conn.Control(func(fd uintptr) { inner = f(int(fd)) }) != nil {
+		return fs.ErrClosed // the only way that it fails
 	}
 	return inner
 }
