@@ -3,8 +3,6 @@ package integration
 import (
 	"context"
 	"fmt"
-	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -15,16 +13,9 @@ import (
 	"testing"
 	"time"
 
-	snapshotevents "github.com/containerd/containerd/api/events"
-	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/snapshotter"
@@ -32,11 +23,9 @@ import (
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/image"
-	"github.com/cleave-cri/cleave/lab/layers"
 	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
 	"github.com/cleave-cri/cleave/lab/runtime"
-	"github.com/cleave-cri/cleave/lab/tree"
 	"github.com/cleave-cri/cleave/snapshot"
 	"github.com/cleave-cri/cleave/snapshot/split/ctdconfig"
 )
@@ -766,159 +755,4 @@ func TestCTD32_AnotherContainerdDeletesNothing(t *testing.T) {
 	if out, err := n.client.Exec(ctx, id, "stat", "-c", "%s", "/big"); err != nil || out != fmt.Sprintln(3<<20) {
 		t.Errorf("the container says %q, %v", out, err)
 	}
-}
-
-// extractions notes the parents of the extraction snapshots that containerd
-// prepares, until the function returned is called.
-func extractions(ctx context.Context, t *testing.T, conn grpc.ClientConnInterface) (parents func() []string) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
-	// The first event says that the subscription holds.
-	const ready = "/lab/ready"
-	client := eventsapi.NewEventsClient(conn)
-	stream, err := client.Subscribe(ctx, &eventsapi.SubscribeRequest{Filters: []string{`topic=="/snapshot/prepare"`, `topic=="` + ready + `"`}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var out []string
-	holds := make(chan struct{})
-	done := make(chan error, 1)
-	go func() {
-		for {
-			e, err := stream.Recv()
-			if err != nil {
-				done <- err
-				return
-			}
-			if e.GetTopic() == ready {
-				select {
-				case <-holds:
-				default:
-					close(holds)
-				}
-				continue
-			}
-			var prepare snapshotevents.SnapshotPrepare
-			if err := proto.Unmarshal(e.GetEvent().GetValue(), &prepare); err != nil {
-				done <- err
-				return
-			}
-			if strings.HasPrefix(prepare.GetKey(), "extract-") {
-				out = append(out, prepare.GetParent())
-			}
-		}
-	}()
-	eventually(ctx, t, "the subscription", func() (string, bool) {
-		in := metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "k8s.io")
-		_, err := client.Publish(in, &eventsapi.PublishRequest{Topic: ready, Event: &anypb.Any{}})
-		select {
-		case <-holds:
-			return "", true
-		default:
-			return fmt.Sprint(err), false
-		}
-	})
-	return func() []string {
-		t.Helper()
-		cancel()
-		if err := <-done; status.Code(err) != codes.Canceled {
-			t.Error(err)
-		}
-		return out
-	}
-}
-
-// rootfs reads the root filesystem of a container as it is mounted.
-func rootfs(t *testing.T, c *runtime.Containerd, id string) tree.Tree {
-	t.Helper()
-	got, err := tree.Read(filepath.Join(c.State(), "io.containerd.runtime.v2.task", "k8s.io", id, "rootfs"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got
-}
-
-// TestUnpackedImagesEqualOverlayfs unpacks images of 13 awkward layers by
-// containerd's own overlayfs and by the split snapshotter, one layer after the
-// other and side by side, and compares the containers' root filesystems.
-func TestUnpackedImagesEqualOverlayfs(t *testing.T) {
-	const count = 13
-	seeds := []uint64{1, 2, 3}
-	for _, tc := range []struct {
-		name    string
-		kind    disk.FS
-		unpacks int
-	}{{"sequential", disk.XFS, 1}, {"parallel", disk.Ext4, 4}} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			n := startSplit(t, tc.kind, tc.unpacks)
-			plain := startNode(t, node.Options{})
-			ctx := bounded(t)
-			client := dial(t, plain.Runtime.Endpoint())
-			base, err := image.Busybox(ctx, image.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, seed := range seeds {
-				ref := fmt.Sprintf("example.org/awkward:%d", seed)
-				img, err := layers.Append(base, seed, count-1)
-				if err != nil {
-					t.Fatal(err)
-				}
-				trees := map[string]tree.Tree{}
-				var begun []string
-				for name, on := range map[string]struct {
-					n *node.Node
-					c *pod.Client
-				}{"split": {n.Node, n.client}, "overlayfs": {plain, client}} {
-					if _, err := on.n.Registry.Push(ctx, ref, img); err != nil {
-						t.Fatal(err)
-					}
-					parents := extractions(ctx, t, on.c.Conn())
-					if _, err := on.c.Pull(ctx, ref); err != nil {
-						t.Fatal(err)
-					}
-					if all := parents(); name == "split" {
-						begun = all
-					}
-					p, err := on.c.Run(ctx, on.n.PodSpec(fmt.Sprintf("p%d", seed)))
-					if err != nil {
-						t.Fatal(err)
-					}
-					id, err := p.Start(ctx, pod.ContainerSpec{Name: "c", Image: ref, Command: []string{"sh", "-c", "exec sleep 100000"}})
-					if err != nil {
-						t.Fatal(err)
-					}
-					trees[name] = rootfs(t, on.n.Runtime, id)
-				}
-				if len(trees["overlayfs"]) < 300 || len(layersOf(trees["overlayfs"])) != count-1 {
-					t.Fatalf("seed %d: %d names and the layers %v, which is not the image", seed, len(trees["overlayfs"]), layersOf(trees["overlayfs"]))
-				}
-				if d := tree.Compare(trees["overlayfs"], trees["split"]); len(d) > 0 {
-					t.Errorf("seed %d: the split snapshotter's (second) differs from overlayfs's (first) in %d points:\n%s", seed, len(d), strings.Join(d[:min(20, len(d))], "\n"))
-				}
-				// Side by side means that no layer has a parent when it is begun.
-				var without int
-				for _, p := range begun {
-					if p == "" {
-						without++
-					}
-				}
-				if tc.unpacks > 1 && without != len(begun) || tc.unpacks == 1 && without > 1 || len(begun) < count-1 {
-					t.Errorf("seed %d: %d of %d layers were begun without a parent", seed, without, len(begun))
-				}
-			}
-		})
-	}
-}
-
-// layersOf lists the marks that each layer of the image leaves.
-func layersOf(t tree.Tree) []string {
-	var out []string
-	for _, name := range slices.Sorted(maps.Keys(t)) {
-		if strings.HasPrefix(name, layers.Top+"/layer-") && t[name].Mode.Type() == fs.FileMode(0) {
-			out = append(out, name)
-		}
-	}
-	return out
 }
