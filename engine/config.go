@@ -26,7 +26,3 @@ type Config struct {
 	// Options are the improvements on the kubelet.
 	Options Options
 }
-
-// Options are improvements on the kubelet, each to be switched by itself. With
-// all of them off the decisions are the kubelet's.
-type Options struct{}

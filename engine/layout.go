@@ -17,6 +17,11 @@ const (
 	// not images; it decides as in Single, but leaves containerfs thresholds
 	// alone (LAY-12).
 	Odd Layout = "odd"
+	// Separate: three filesystems, which only the option ThirdDisk knows.
+	Separate Layout = "separate"
+	// ContainersAlone: nodefs = imagefs, containerfs is apart; that, too,
+	// only ThirdDisk knows.
+	ContainersAlone Layout = "containers alone"
 	// Inert is what is left of a kubelet that found a split which its feature
 	// gate forbids: thresholds are watched, nothing is reclaimed or ranked
 	// (LAY-14).
@@ -30,6 +35,9 @@ type Detected struct {
 	ImageApart bool
 	// ContainerApart: containerfs is on another device than imagefs.
 	ContainerApart bool
+	// ContainerOffNode: containerfs is on another device than nodefs. The
+	// kubelet never asks that (LAY-13); the option ThirdDisk does.
+	ContainerOffNode bool
 	// Refused: there was a split, and the gate KubeletSeparateDiskGC was off.
 	// Sync sets it.
 	Refused bool
@@ -104,7 +112,7 @@ func WithContainerFS(list []Threshold, layout Layout) (out []Threshold, overwrit
 // before: what is overwritten counts at once, what is added does not (THR-23).
 func (c Config) effective(d Detected, detectedNow bool) []Threshold {
 	all := c.all(d)
-	if detectedNow {
+	if detectedNow && !c.Options.ContainerFSAtOnce {
 		return all[:len(c.Thresholds)]
 	}
 	return all
@@ -112,6 +120,6 @@ func (c Config) effective(d Detected, detectedNow bool) []Threshold {
 
 // all lists the configured thresholds with those of containerfs.
 func (c Config) all(d Detected) []Threshold {
-	out, _ := WithContainerFS(c.Thresholds, d.Layout())
+	out, _ := WithContainerFS(c.Thresholds, c.Options.layout(d))
 	return out
 }

@@ -22,7 +22,7 @@ func (c Config) overLimit(layout Detected, pods []Pod, stats podStats) []Evictio
 			e = podOver(pod, st)
 		}
 		if e == nil {
-			e = containerOver(layout, pod, st)
+			e = containerOver(!layout.ImageApart || c.Options.WholeContainerLimit, pod, st)
 		}
 		if e == nil {
 			continue
@@ -69,10 +69,10 @@ func podOver(pod *Pod, st *PodStats) *Eviction {
 	return &Eviction{Cause: PodLimit, Limit: *limit}
 }
 
-// containerOver finds the first container above its own limit (LSE-9). Its
-// writable layer counts only while imagefs is not apart, even where the layer
-// is on nodefs. Here a limit of 0 is none (LSE-8).
-func containerOver(layout Detected, pod *Pod, st *PodStats) *Eviction {
+// containerOver finds the first container above its own limit (LSE-9). To the
+// kubelet its writable layer counts only while imagefs is not apart, even where
+// the layer is on nodefs: withLayer. Here a limit of 0 is none (LSE-8).
+func containerOver(withLayer bool, pod *Pod, st *PodStats) *Eviction {
 	for i := range st.Containers {
 		s := &st.Containers[i]
 		limit := pod.containerLimit(s.Name)
@@ -80,7 +80,7 @@ func containerOver(layout Detected, pod *Pod, st *PodStats) *Eviction {
 			continue
 		}
 		used := *quantity(s.Logs.usedBytes())
-		if !layout.ImageApart {
+		if withLayer {
 			used.Add(*quantity(s.RootFS.usedBytes()))
 		}
 		if used.Cmp(*limit) > 0 {

@@ -88,14 +88,17 @@ func (p *Pod) priority() int32 {
 
 // Request is what the pod requests of a resource, in its unit. Of resources
 // that nobody can request it is 0 (RANK-15).
-func (p *Pod) Request(r Resource) resource.Quantity {
+func (p *Pod) Request(r Resource) resource.Quantity { return p.request(r, false) }
+
+// request is Request; keep is the option KeepRequests.
+func (p *Pod) request(r Resource, keep bool) resource.Quantity {
 	get := amountsOf(r)
 	if get == nil {
 		return resource.Quantity{}
 	}
 	var total resource.Quantity
 	switch {
-	case !p.PodLevel:
+	case !p.PodLevel || keep && r == EphemeralStorage:
 		if sum := p.aggregate(func(c *Container) *resource.Quantity { return get(&c.Requests) }); sum != nil {
 			total = *sum
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -138,11 +139,27 @@ func anyConfig(t *rapid.T) Config {
 		Thresholds: list, TransitionPeriod: rapid.SampledFrom([]time.Duration{0, time.Minute}).Draw(t, "transition"),
 		LimitIsolation: rapid.Bool().Draw(t, "isolation"), NoSeparateDiskGC: rapid.IntRange(0, 9).Draw(t, "gate") == 0,
 		MaxPodGraceSeconds: rapid.Int64().Draw(t, "maxGrace"),
+		Options:            anyOptions(t),
 	}
 }
 
+// anyOptions switches each option by itself, or has one of the two profiles.
+func anyOptions(t *rapid.T) Options {
+	var o Options
+	switch rapid.IntRange(0, 2).Draw(t, "profile") {
+	case 0:
+	case 1:
+		o = Cleave()
+	default:
+		for v, i := reflect.ValueOf(&o).Elem(), 0; i < v.NumField(); i++ {
+			v.Field(i).SetBool(rapid.Bool().Draw(t, v.Type().Field(i).Name))
+		}
+	}
+	return o
+}
+
 func anyInput(t *rapid.T) Input {
-	in := Input{Now: moment().Draw(t, "now"), Layout: &Detected{ImageApart: rapid.Bool().Draw(t, "imageApart"), ContainerApart: rapid.Bool().Draw(t, "containerApart")}}
+	in := Input{Now: moment().Draw(t, "now"), Layout: &Detected{ImageApart: rapid.Bool().Draw(t, "imageApart"), ContainerApart: rapid.Bool().Draw(t, "containerApart"), ContainerOffNode: rapid.Bool().Draw(t, "offNode")}}
 	s := &Summary{
 		NodeFS: filesystem().Draw(t, "nodefs"), ImageFS: filesystem().Draw(t, "imagefs"), ContainerFS: filesystem().Draw(t, "containerfs"),
 		Memory:    &MemoryStats{Time: moment().Draw(t, "memoryTime"), AvailableBytes: figure().Draw(t, "memory"), WorkingSetBytes: figure().Draw(t, "workingSet")},
@@ -283,6 +300,30 @@ func TestPropertyWhoMayGo(t *testing.T) {
 			}
 			if d.Outcome == Pressure {
 				config.Resolved(state, d, anyInput(t).Summary)
+			}
+		}
+	})
+}
+
+// TestPropertyImpossibleFiguresDeleteNothing holds for the option that doubts
+// them.
+func TestPropertyImpossibleFiguresDeleteNothing(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		config, in := anyConfig(t), anyInput(t)
+		config.LimitIsolation, config.Options.DoubtImpossible = false, true
+		wrong := func() *FSStats {
+			available := rapid.Uint64Range(1, math.MaxUint64).Draw(t, "available")
+			capacity := rapid.Uint64Range(0, available-1).Draw(t, "capacity")
+			return &FSStats{AvailableBytes: &available, CapacityBytes: &capacity, InodesFree: &available, Inodes: &capacity}
+		}
+		in.Summary.NodeFS, in.Summary.ImageFS, in.Summary.ContainerFS = wrong(), wrong(), wrong()
+		var state State
+		for range 2 {
+			var d Decision
+			state, d = config.Sync(state, in)
+			if r := d.Threshold.Signal.Resource(); r == EphemeralStorage || r == Inodes {
+				t.Fatalf("%+v", d)
 			}
 		}
 	})

@@ -14,8 +14,8 @@ type Ranked struct {
 	// kubelet, which may take them in any order (RANK-12); the engine takes
 	// them by UID.
 	Group int
-	// Measured says that there are figures of the pod. Pods without go first
-	// (RANK-8).
+	// Measured says that there are figures of the pod, or that the option
+	// UnmeasuredIsZero takes them for 0. Pods without go first (RANK-8).
 	Measured bool
 	// Exceeds says that the pod uses more than it requests (RANK-9, RANK-15).
 	Exceeds  bool
@@ -53,6 +53,12 @@ func counted(s Signal, layout Layout) part {
 		return rootFS
 	case layout == Split && image: // RANK-3
 		return 0
+	case layout == Separate && image:
+		return 0
+	case layout == Separate && node, layout == ContainersAlone && (node || image):
+		return logs | volumes
+	case layout == Separate, layout == ContainersAlone:
+		return rootFS
 	default: // RANK-1, RANK-3
 		return rootFS | logs | volumes
 	}
@@ -62,7 +68,7 @@ func counted(s Signal, layout Layout) part {
 func ranked(s Signal, layout Layout) bool { return layout != Inert && s.Valid() }
 
 // rank orders pods for eviction because of a signal, first to go first.
-func rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ranked {
+func (o Options) rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ranked {
 	order := compareUsage
 	if s.Resource() == PIDs {
 		order = compareProcesses
@@ -70,7 +76,7 @@ func rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ranked {
 	places := make([]Ranked, len(pods))
 	sorted := make([]*Ranked, len(pods))
 	for i := range pods {
-		places[i] = placed(s, layout, &pods[i], stats[pods[i].UID])
+		places[i] = o.placed(s, layout, &pods[i], stats[pods[i].UID])
 		sorted[i] = &places[i]
 	}
 	slices.SortFunc(sorted, func(a, b *Ranked) int {
@@ -93,10 +99,13 @@ func rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ranked {
 }
 
 // placed collects what decides about a pod's place.
-func placed(s Signal, layout Layout, pod *Pod, st *PodStats) Ranked {
+func (o Options) placed(s Signal, layout Layout, pod *Pod, st *PodStats) Ranked {
 	r := Ranked{UID: pod.UID, Priority: pod.priority(), Critical: pod.Critical(), pod: pod, Measured: st != nil}
 	if st == nil {
-		return r
+		if !o.UnmeasuredIsZero {
+			return r
+		}
+		r.Measured, st = true, &PodStats{}
 	}
 	what := s.Resource()
 	switch what {
@@ -109,10 +118,10 @@ func placed(s Signal, layout Layout, pod *Pod, st *PodStats) Ranked {
 	default:
 		r.Usage = diskUsage(pod, st, counted(s, layout), what)
 	}
-	request := pod.Request(what)
+	request := pod.request(what, o.KeepRequests)
 	r.Exceeds = r.Usage.Cmp(request) > 0
-	if what == Inodes {
-		request = pod.Request(EphemeralStorage)
+	if what == Inodes && !o.InodesByInodes {
+		request = pod.request(EphemeralStorage, o.KeepRequests)
 	}
 	r.Over = r.Usage.DeepCopy()
 	r.Over.Sub(request)

@@ -32,7 +32,7 @@ func order(list []Ranked) string {
 
 func ranking(s Signal, layout Layout, pods []Pod, stats []PodStats) []Ranked {
 	summary := Summary{Pods: stats}
-	return rank(s, layout, pods, summary.podStats())
+	return Options{}.rank(s, layout, pods, summary.podStats())
 }
 
 func TestRANK_WhatIsCounted(t *testing.T) {

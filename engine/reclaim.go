@@ -35,6 +35,19 @@ func ReclaimFor(s Signal, layout Layout) []Reclaim {
 			return []Reclaim{UnusedImages}
 		}
 		return []Reclaim{DeadContainers}
+	case Separate:
+		switch {
+		case node:
+			return nil
+		case image:
+			return []Reclaim{UnusedImages}
+		}
+		return []Reclaim{DeadContainers}
+	case ContainersAlone:
+		if node || image {
+			return []Reclaim{UnusedImages}
+		}
+		return []Reclaim{DeadContainers}
 	default:
 		return nil
 	}
@@ -46,9 +59,21 @@ func ReclaimFor(s Signal, layout Layout) []Reclaim {
 // its grace, may be below its value and minimum reclaim (REC-6). still lists
 // those that are.
 func (c Config) Resolved(s State, d Decision, after *Summary) (ok bool, still []Threshold) {
-	if len(d.Reclaim) == 0 || after == nil || s.Layout == nil { // REC-8, REC-5
+	if len(d.Reclaim) == 0 || s.Layout == nil { // REC-8
 		return false, slices.Clone(d.Due)
 	}
-	still = met(c.all(*s.Layout), after.Observe(), true)
+	if c.Options.JudgeOwnFilesystem {
+		layout := c.Options.layout(*s.Layout)
+		elsewhere := func(t Threshold) bool { return !together(t.Signal, d.Threshold.Signal, layout) }
+		if after != nil {
+			due := slices.DeleteFunc(slices.Clone(d.Due), elsewhere)
+			still = met(due, c.Options.believed(after.Observe()), true)
+		}
+		return len(still) == 0, still
+	}
+	if after == nil { // REC-5
+		return false, slices.Clone(d.Due)
+	}
+	still = met(c.all(*s.Layout), c.Options.believed(after.Observe()), true)
 	return len(still) == 0, still
 }

@@ -55,3 +55,11 @@ func (s State) acting() []Threshold {
 	}
 	return out
 }
+
+// withoutContainerFS forgets what containerfs thresholds did: with another
+// layout they are others.
+func withoutContainerFS(list []MetThreshold) []MetThreshold {
+	return slices.DeleteFunc(slices.Clone(list), func(m MetThreshold) bool {
+		return m.Threshold.Signal == ContainerFSAvailable || m.Threshold.Signal == ContainerFSInodesFree
+	})
+}

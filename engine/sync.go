@@ -25,23 +25,29 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 	}
 	var d Decision
 	detectedNow := s.Layout == nil
-	if detectedNow {
+	if detectedNow || c.Options.FollowLayout {
 		if in.Layout == nil {
 			return s, Decision{Outcome: LayoutUnknown, Rule: "LAY-8"}
 		}
 		layout := *in.Layout
 		layout.Refused = c.NoSeparateDiskGC && layout.ContainerApart
+		if s.Layout != nil && c.Options.layout(layout) != c.Options.layout(*s.Layout) {
+			detectedNow = true
+			s.Met = withoutContainerFS(s.Met)
+		}
 		s.Layout = &layout
 		if layout.Refused {
 			return s, Decision{Outcome: Refused, Rule: "LAY-14"}
 		}
-		_, d.Overwritten = WithContainerFS(c.Thresholds, layout.Layout())
+		if detectedNow {
+			_, d.Overwritten = WithContainerFS(c.Thresholds, c.Options.layout(layout))
+		}
 	}
 	if in.Summary == nil {
 		d.Outcome, d.Rule = Blind, "OBS-7"
 		return s, d
 	}
-	seen := in.Summary.Observe()
+	seen := c.Options.believed(in.Summary.Observe())
 	last := s.Observed
 	s = c.watch(s, seen, c.effective(*s.Layout, detectedNow), in.Now)
 	for _, t := range s.acting() {
@@ -61,8 +67,12 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 		d.Outcome, d.Rule = Calm, "SYN-19"
 		return s, d
 	}
-	d.Choices = choices(d.Due)
-	return s, c.relieve(d, s.Layout.Layout(), in.Pods, stats, seen, d.Choices[0])
+	d.Choices = c.Options.choices(d.Due, seen)
+	if len(d.Choices) == 0 {
+		d.Outcome, d.Rule = Calm, "DisksOnly"
+		return s, d
+	}
+	return s, c.relieve(d, c.Options.layout(*s.Layout), in.Pods, stats, seen, d.Choices[0])
 }
 
 // watch moves the state on by what was seen (SYN-7 … SYN-15).
@@ -104,7 +114,7 @@ func (c Config) relieve(d Decision, layout Layout, pods []Pod, stats podStats, s
 		d.NoVictim = "SYN-24"
 		return d
 	}
-	d.Ranking = rank(t.Signal, layout, pods, stats)
+	d.Ranking = c.Options.rank(t.Signal, layout, pods, stats)
 	for i := range d.Ranking {
 		if r := &d.Ranking[i]; !r.Critical {
 			d.Victim = c.evict(r.pod, t, stats[r.UID], seen[t.Signal])
@@ -122,10 +132,10 @@ func (c Config) Alternatives(s State, in Input, d Decision) []Decision {
 	if len(d.Choices) == 0 {
 		return nil
 	}
-	stats, seen := in.Summary.podStats(), in.Summary.Observe()
+	stats, seen := in.Summary.podStats(), c.Options.believed(in.Summary.Observe())
 	out := make([]Decision, len(d.Choices))
 	for i, t := range d.Choices {
-		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, s.Layout.Layout(), in.Pods, stats, seen, t)
+		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, c.Options.layout(*s.Layout), in.Pods, stats, seen, t)
 	}
 	return out
 }
@@ -140,21 +150,6 @@ func (c Config) EvictionOf(in Input, d Decision, uid string) *Eviction {
 		}
 	}
 	return nil
-}
-
-// choices are those of the due thresholds that the kubelet may handle: any of
-// memory if there is one, else any (SYN-20).
-func choices(due []Threshold) []Threshold {
-	var memory []Threshold
-	for _, t := range due {
-		if t.Signal.Resource() == Memory {
-			memory = append(memory, t)
-		}
-	}
-	if len(memory) > 0 {
-		return memory
-	}
-	return due
 }
 
 // evict says why pod goes for t, when o was seen of the node and st of the pod.

@@ -383,6 +383,10 @@ func TestSYN39_SYN40_WhatAnEvictionSays(t *testing.T) {
 	if len(e.Offenders) != 1 || e.Offenders[0].Name != "app" || e.Offenders[0].Usage.Value() != 6*gib || !e.Offenders[0].Request.IsZero() || !e.Explained {
 		t.Errorf("%+v", e)
 	}
+	n.pods[0].Containers[1].Requests.EphemeralStorage = q("6Gi")
+	if e := n.disk(5, gib).Victim; len(e.Offenders) != 1 {
+		t.Errorf("usage equal to the request is an offence: %+v", e.Offenders)
+	}
 	n.stats = []PodStats{}
 	if e := n.disk(10, gib).Victim; e.Explained || len(e.Offenders) > 0 {
 		t.Errorf("a pod without figures: %+v", e)

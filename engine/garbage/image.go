@@ -134,7 +134,24 @@ type ImagePolicy struct {
 	MinAge time.Duration
 	// MaxAge is how long an image may be unused; 0, the default, for ever.
 	MaxAge time.Duration
+	// Options are improvements on the kubelet, all off in its profile.
+	Options ImageOptions
 }
+
+// ImageOptions are improvements on the kubelet's choice of images, each to be
+// switched by itself.
+type ImageOptions struct {
+	// AgeNeedsMinAge keeps the maximum age from removing what is younger than
+	// the minimum age, and counts the age of an image that was never used from
+	// when it was first seen (GAP-27).
+	AgeNeedsMinAge bool
+	// NoNeedNoRemoval removes nothing for a need of 0 or less, where the
+	// kubelet removes one image.
+	NoNeedNoRemoval bool
+}
+
+// Cleave are the options of the cleave profile: all of them.
+func Cleave() ImageOptions { return ImageOptions{AgeNeedsMinAge: true, NoNeedNoRemoval: true} }
 
 // Validate says what the kubelet's configuration would not accept (IGC-23).
 func (p ImagePolicy) Validate() error {
@@ -176,7 +193,14 @@ func (p ImagePolicy) TooOld(unused []Image, began, kubeletStart time.Time) (remo
 		return nil, unused
 	}
 	for _, image := range unused {
-		if began.Sub(image.LastUsed) > p.MaxAge {
+		since, young := image.LastUsed, false
+		if p.Options.AgeNeedsMinAge {
+			young = began.Sub(image.FirstSeen) < p.MinAge
+			if since.IsZero() {
+				since = image.FirstSeen
+			}
+		}
+		if began.Sub(since) > p.MaxAge && !young {
 			remove = append(remove, image)
 		} else {
 			rest = append(rest, image)
@@ -228,6 +252,8 @@ type ImagePlan struct {
 	// Remove, in this order, frees NeedBytes by reported sizes, or is all
 	// that can go. At least one image goes if any can, whatever the need.
 	Remove []Image
+	// GainBytes is what each of Remove is expected to free, in order.
+	GainBytes []int64
 	// Reserve goes on where Remove ends: whoever carries it out takes from it,
 	// in order, for what could not be removed.
 	Reserve []Image
@@ -235,10 +261,16 @@ type ImagePlan struct {
 	Young []Image
 }
 
-// ForSpace plans deletions from unused, which Unused ordered (IGC-17).
+// ForSpace plans deletions from unused, which Unused ordered (IGC-17), by
+// reported sizes.
 func (p ImagePolicy) ForSpace(unused []Image, needBytes int64, began time.Time) ImagePlan {
-	plan := ImagePlan{NeedBytes: needBytes, Remove: make([]Image, 0, len(unused))}
-	freed, enough := int64(0), false
+	return p.plan(unused, needBytes, began, func(image Image) int64 { return image.SizeBytes })
+}
+
+// plan goes through unused in order; gain is asked once of each that goes.
+func (p ImagePolicy) plan(unused []Image, needBytes int64, began time.Time, gain func(Image) int64) ImagePlan {
+	plan := ImagePlan{NeedBytes: needBytes, Remove: make([]Image, 0, len(unused)), GainBytes: make([]int64, 0, len(unused))}
+	freed, enough := int64(0), p.Options.NoNeedNoRemoval && needBytes <= 0
 	for _, image := range unused {
 		switch {
 		case !image.LastUsed.Before(began):
@@ -248,8 +280,10 @@ func (p ImagePolicy) ForSpace(unused []Image, needBytes int64, began time.Time) 
 		case enough:
 			plan.Reserve = append(plan.Reserve, image)
 		default:
+			g := gain(image)
 			plan.Remove = append(plan.Remove, image)
-			freed += image.SizeBytes
+			plan.GainBytes = append(plan.GainBytes, g)
+			freed += g
 			enough = freed >= needBytes
 		}
 	}

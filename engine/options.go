@@ -1,0 +1,143 @@
+package engine
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Options are improvements on the kubelet, each to be switched by itself. With
+// all of them off the decisions are the kubelet's. The GAP of each is the
+// trouble that it ends; docs/engine.md has an example of each.
+type Options struct {
+	// DisksOnly leaves memory and process ids to the kubelet: their thresholds
+	// are watched but never handled, and so never keep disks waiting.
+	DisksOnly bool
+	// MostUrgentFirst handles, of several thresholds that are due, a hard one
+	// before a soft one and then the one of which the least part is left
+	// (GAP-15, GAP-14).
+	MostUrgentFirst bool
+	// InodesByInodes ranks by inodes alone, without subtracting a request of
+	// bytes (GAP-3).
+	InodesByInodes bool
+	// UnmeasuredIsZero ranks pods without figures as if they used nothing,
+	// not before all others (GAP-18).
+	UnmeasuredIsZero bool
+	// KeepRequests keeps containers' requests of ephemeral storage in pods
+	// with resources at pod level, which can't express them (GAP-19).
+	KeepRequests bool
+	// JudgeOwnFilesystem lets the victim live if reclaim has resolved what is
+	// due on the filesystem under pressure, whatever is short elsewhere or
+	// whose grace still runs (GAP-16). Without figures of it the victim lives,
+	// too, until the next pass.
+	JudgeOwnFilesystem bool
+	// WholeContainerLimit counts the writable layer against a container's
+	// limit in every layout (GAP-29).
+	WholeContainerLimit bool
+	// NoInodesNoThreshold takes a filesystem with a total of 0 inodes for one
+	// that has no such limit (GAP-43).
+	NoInodesNoThreshold bool
+	// DoubtImpossible takes figures that can't be, such as more available than
+	// there is, for not observed: nothing is deleted on their strength.
+	DoubtImpossible bool
+	// ContainerFSAtOnce looks at the thresholds of containerfs in the first
+	// pass already (GAP-44).
+	ContainerFSAtOnce bool
+	// FollowLayout detects the layout in each pass, and does nothing in one in
+	// which that fails (GAP-6).
+	FollowLayout bool
+	// ThirdDisk tells a containerfs on a disk of its own from nodefs: each
+	// signal reclaims and ranks what is on its own filesystem (GAP-5).
+	ThirdDisk bool
+}
+
+// Cleave are the options of the cleave profile: all of them.
+func Cleave() Options {
+	return Options{
+		DisksOnly: true, MostUrgentFirst: true, InodesByInodes: true, UnmeasuredIsZero: true, KeepRequests: true, JudgeOwnFilesystem: true,
+		WholeContainerLimit: true, NoInodesNoThreshold: true, DoubtImpossible: true, ContainerFSAtOnce: true, FollowLayout: true, ThirdDisk: true,
+	}
+}
+
+// believed drops observations that the options don't take for one.
+func (o Options) believed(seen Observations) Observations {
+	for signal, v := range seen {
+		inodes := signal.Resource() == Inodes
+		if o.NoInodesNoThreshold && inodes && v.Capacity == 0 ||
+			o.DoubtImpossible && (v.Available < 0 || v.Available > v.Capacity || v.Capacity == 0 && !inodes) {
+			delete(seen, signal)
+		}
+	}
+	return seen
+}
+
+// layout is what d means under the options.
+func (o Options) layout(d Detected) Layout {
+	if !o.ThirdDisk || !d.ContainerApart || !d.ContainerOffNode {
+		return d.Layout()
+	}
+	if d.ImageApart {
+		return Separate
+	}
+	return ContainersAlone
+}
+
+// choices are those of the due thresholds that may be handled: any of memory if
+// there is one, else any (SYN-20); under the options the most urgent alone.
+func (o Options) choices(due []Threshold, seen Observations) []Threshold {
+	if o.DisksOnly {
+		due = slices.DeleteFunc(slices.Clone(due), func(t Threshold) bool {
+			return t.Signal.Resource() != EphemeralStorage && t.Signal.Resource() != Inodes
+		})
+	}
+	var memory []Threshold
+	for _, t := range due {
+		if t.Signal.Resource() == Memory {
+			memory = append(memory, t)
+		}
+	}
+	if len(memory) > 0 {
+		due = memory
+	}
+	if !o.MostUrgentFirst || len(due) == 0 {
+		return due
+	}
+	left := func(t Threshold) float64 {
+		want := t.Value.Of(seen[t.Signal].Capacity)
+		return float64(seen[t.Signal].Available) / want.AsApproximateFloat64()
+	}
+	return []Threshold{slices.MinFunc(due, func(a, b Threshold) int {
+		return cmp.Or(first(a.Hard(), b.Hard()), cmp.Compare(left(a), left(b)), compareThresholds(a, b))
+	})}
+}
+
+// together says whether two signals are about one filesystem, or neither about
+// any.
+func together(a, b Signal, layout Layout) bool {
+	return a.disk(layout) == b.disk(layout)
+}
+
+// disk names the filesystem of a signal, the same name for the same one; empty
+// for memory and process ids.
+func (s Signal) disk(layout Layout) string {
+	const node, image, container = "nodefs", "imagefs", "containerfs"
+	switch s {
+	case NodeFSAvailable, NodeFSInodesFree:
+		return node
+	case ImageFSAvailable, ImageFSInodesFree:
+		if layout == Single || layout == ContainersAlone {
+			return node
+		}
+		return image
+	case ContainerFSAvailable, ContainerFSInodesFree:
+		switch layout {
+		case Single, Split:
+			return node
+		case Dedicated:
+			return image
+		default:
+			return container
+		}
+	default:
+		return ""
+	}
+}
