@@ -48,6 +48,10 @@ type Options struct {
 	// ThirdDisk tells a containerfs on a disk of its own from nodefs: each
 	// signal reclaims and ranks what is on its own filesystem (GAP-5).
 	ThirdDisk bool
+	// OldLogs removes, for what is short on nodefs, logs of pods that are gone
+	// and rotated logs before any pod goes; with images apart the kubelet
+	// removes nothing there (GAP-1).
+	OldLogs bool
 }
 
 // Cleave are the options of the cleave profile: all of them.
@@ -55,6 +59,7 @@ func Cleave() Options {
 	return Options{
 		DisksOnly: true, MostUrgentFirst: true, InodesByInodes: true, UnmeasuredIsZero: true, KeepRequests: true, JudgeOwnFilesystem: true,
 		WholeContainerLimit: true, NoInodesNoThreshold: true, DoubtImpossible: true, ContainerFSAtOnce: true, FollowLayout: true, ThirdDisk: true,
+		OldLogs: true,
 	}
 }
 
@@ -79,6 +84,20 @@ func (o Options) layout(d Detected) Layout {
 		return Separate
 	}
 	return ContainersAlone
+}
+
+// reclaim lists what is reclaimed for a signal, in order. What is on the disk
+// of nodefs counts, whatever the signal's name; dead containers have logs, too.
+func (o Options) reclaim(s Signal, layout Layout) []Reclaim {
+	list := ReclaimFor(s, layout)
+	if !o.OldLogs || layout == Inert || !together(s, NodeFSAvailable, layout) {
+		return list
+	}
+	if !slices.Contains(list, DeadContainers) {
+		list = append([]Reclaim{DeadContainers}, list...)
+	}
+	i := slices.Index(list, DeadContainers) + 1
+	return slices.Insert(list, i, OldLogs)
 }
 
 // choices are those of the due thresholds that may be handled: any of memory if

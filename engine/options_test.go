@@ -235,6 +235,34 @@ func TestOptionThirdDisk_GAP5(t *testing.T) {
 	}
 }
 
+func TestOptionOldLogs_GAP1(t *testing.T) {
+	t.Parallel()
+	option := func(o *Options) { o.OldLogs = true }
+	plan := func(signal Signal, layout Layout) func(Options) string {
+		return func(o Options) string {
+			var out []string
+			for _, r := range o.reclaim(signal, layout) {
+				out = append(out, string(r))
+			}
+			return strings.Join(out, ", ")
+		}
+	}
+	twice(t, option, plan(NodeFSAvailable, Dedicated), "", "dead containers, old logs")
+	twice(t, option, plan(NodeFSInodesFree, Separate), "", "dead containers, old logs")
+	twice(t, option, plan(ContainerFSAvailable, Split), "dead containers", "dead containers, old logs")
+	twice(t, option, plan(ImageFSAvailable, Single), "dead containers, unused images", "dead containers, old logs, unused images")
+	twice(t, option, plan(NodeFSAvailable, ContainersAlone), "unused images", "dead containers, old logs, unused images")
+	twice(t, option, plan(ImageFSAvailable, Dedicated), "dead containers, unused images", "dead containers, unused images")
+	twice(t, option, plan(MemoryAvailable, Single), "", "")
+	twice(t, option, plan(NodeFSAvailable, Inert), "", "")
+
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave()).settled(Detected{ImageApart: true})
+	d := n.disk(0, gib)
+	if ok, _ := n.Resolved(n.State, d, &Summary{NodeFS: disk(11 * gib)}); !ok || len(d.Reclaim) != 2 {
+		t.Errorf("the logs were enough, and the pod dies: %v", d.Reclaim)
+	}
+}
+
 // TestEveryOptionIsDocumented holds options, tests and docs/engine.md together.
 func TestEveryOptionIsDocumented(t *testing.T) {
 	t.Parallel()

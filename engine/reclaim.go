@@ -12,9 +12,12 @@ const (
 	// UnusedImages removes every image that is neither used, pinned nor young
 	// (IGC-20).
 	UnusedImages Reclaim = "unused images"
+	// OldLogs removes log directories of pods that are gone and rotated logs,
+	// oldest first, as far as needed; the kubelet never does (GAP-1).
+	OldLogs Reclaim = "old logs"
 )
 
-// ReclaimFor lists what is reclaimed for a signal before a pod goes, in order.
+// ReclaimFor lists what the kubelet reclaims for a signal before a pod goes, in order.
 // Bytes and inodes have the same lists.
 func ReclaimFor(s Signal, layout Layout) []Reclaim {
 	if r := s.Resource(); r != EphemeralStorage && r != Inodes {

@@ -109,7 +109,7 @@ func (c Config) watch(s State, seen Observations, thresholds []Threshold, now ti
 // relieve plans against one of the thresholds that are due.
 func (c Config) relieve(d Decision, layout Layout, pods []Pod, stats podStats, seen Observations, t Threshold) Decision {
 	d.Outcome, d.Rule, d.Threshold = Pressure, "SYN-21", t
-	d.Reclaim = ReclaimFor(t.Signal, layout)
+	d.Reclaim = c.Options.reclaim(t.Signal, layout)
 	if !ranked(t.Signal, layout) || len(pods) == 0 {
 		d.NoVictim = "SYN-24"
 		return d

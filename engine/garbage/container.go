@@ -75,6 +75,9 @@ type ContainerPolicy struct {
 	// kept, default 1; Total how many on the node, default -1. Below 0 there
 	// is no limit.
 	PerContainer, Total int
+	// NoneUnderPressure, an improvement on the kubelet, keeps no dead instance
+	// of any pod when it is reclaim that asks (GAP-33).
+	NoneUnderPressure bool
 }
 
 // Removal is one container to remove and the rule by which.
@@ -128,9 +131,13 @@ func (p ContainerPolicy) Dead(containers []Container, pods Pods, now time.Time, 
 		}
 		keys = slices.DeleteFunc(keys, func(k unit) bool { _, ok := units[k]; return !ok })
 	}
-	if p.PerContainer >= 0 { // CGC-6
+	perContainer, rule := p.PerContainer, "CGC-6"
+	if p.NoneUnderPressure && pressure {
+		perContainer, rule = 0, "GAP-33"
+	}
+	if perContainer >= 0 {
 		for _, key := range keys {
-			units[key] = remove(units[key], p.PerContainer, "CGC-6")
+			units[key] = remove(units[key], perContainer, rule)
 		}
 	}
 	if p.Total < 0 || left() <= p.Total {

@@ -79,6 +79,20 @@ func TestCGC6_TheNewestStay(t *testing.T) {
 	}
 }
 
+func TestOptionNoneUnderPressure_GAP33(t *testing.T) {
+	t.Parallel()
+	list := []Container{dead("1", "p", "app", "10:00:00"), dead("2", "p", "app", "10:01:00"), {ID: "runs", PodUID: "p", Name: "app", State: Running}}
+	for _, tc := range []struct {
+		option, pressure bool
+		want             string
+	}{{false, true, "1/CGC-6"}, {true, false, "1/CGC-6"}, {true, true, "1/GAP-33 2/GAP-33"}} {
+		policy := ContainerPolicy{PerContainer: 1, Total: -1, NoneUnderPressure: tc.option}
+		if got := removals(policy.Dead(list, alive, at("12:00:00"), tc.pressure)); got != tc.want {
+			t.Errorf("%+v: %s", tc, got)
+		}
+	}
+}
+
 func TestCGC7_TotalOfTheNode(t *testing.T) {
 	t.Parallel()
 	two := []Container{
@@ -126,12 +140,19 @@ func TestCGC9_Sandboxes(t *testing.T) {
 	}
 }
 
-func TestCGC10_LogDirectories(t *testing.T) {
+func TestCGC10_LogDirectories_GAP37(t *testing.T) {
 	t.Parallel()
 	pods := Pods{Fate: map[string]PodFate{"uid-1": Alive, "uid-2": Gone, "uid-3": Ended}, SourcesReady: true, Synced: true}
 	entries := []string{"ns_a_uid-1", "ns_b_uid-2", "ns_c_uid-3", "backup", "ns_d_uid-9"}
 	if got := strings.Join(LogDirs(entries, pods), " "); got != "ns_b_uid-2 backup ns_d_uid-9" {
 		t.Errorf("deleted %s", got)
+	}
+	// GAP-37: what is not named by the kubelet is somebody else's.
+	if got := strings.Join(LogDirsOfPods(entries, pods), " "); got != "ns_b_uid-2 ns_d_uid-9" {
+		t.Errorf("deleted %s", got)
+	}
+	if got := LogDirsOfPods([]string{"_a_uid-2", "ns__uid-2", "ns_a_", "uid-2", "a_uid-2", "ns_a_b_uid-2"}, pods); len(got) > 0 {
+		t.Errorf("GAP-37: deleted %v", got)
 	}
 	pods.SourcesReady = false
 	if got := LogDirs(entries, pods); len(got) > 0 {

@@ -1,8 +1,10 @@
 package garbage
 
 import (
+	"cmp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // LogDirs lists the entries of the pods' log directory to delete with all that
@@ -21,6 +23,42 @@ func LogDirs(entries []string, pods Pods) []string {
 		}
 	}
 	return out
+}
+
+// LogDirsOfPods is LogDirs without what the kubelet did not name: a namespace, a
+// name and a UID, none empty, with "_" between them (GAP-37).
+func LogDirsOfPods(entries []string, pods Pods) []string {
+	return LogDirs(slices.DeleteFunc(slices.Clone(entries), func(entry string) bool {
+		parts := strings.Split(entry, "_")
+		return len(parts) != 3 || slices.Contains(parts, "")
+	}), pods)
+}
+
+// LogFile is a rotated log of a container that may still run.
+type LogFile struct {
+	Path string
+	// Bytes are allocated blocks, what comes free.
+	Bytes int64
+	// WrittenAt is when it was last written to.
+	WrittenAt time.Time
+}
+
+// RotatedLogs picks rotated logs to delete until needBytes come free, oldest
+// first; for a need of 0 or less none. Nobody writes to them any more, but
+// somebody may not have read them: what the kubelet would keep for kubectl is
+// lost, a pod is not.
+func RotatedLogs(files []LogFile, needBytes int64) []LogFile {
+	sorted := slices.SortedFunc(slices.Values(files), func(a, b LogFile) int {
+		return cmp.Or(a.WrittenAt.Compare(b.WrittenAt), cmp.Compare(a.Path, b.Path))
+	})
+	freed := int64(0)
+	for i, f := range sorted {
+		if freed >= needBytes {
+			return sorted[:i]
+		}
+		freed += f.Bytes
+	}
+	return sorted
 }
 
 // LogLink says whether a link in /var/log/containers whose target is missing

@@ -1,6 +1,7 @@
 package garbage
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -61,5 +62,22 @@ func TestLOG16_LogsOfARemovedContainer(t *testing.T) {
 	}
 	if got := (LogPolicy{MaxSizeBytes: -1}).Removed("0.log", names); got != nil {
 		t.Errorf("LOG-3: with rotation off %v goes", got)
+	}
+}
+
+func TestRotatedLogs_GAP1(t *testing.T) {
+	t.Parallel()
+	files := []LogFile{{"b", 5, at("10:02:00")}, {"a", 3, at("10:01:00")}, {"d", 9, at("10:03:00")}, {"c", 4, at("10:02:00")}}
+	for need, want := range map[int64]int{-1: 0, 0: 0, 1: 1, 3: 1, 4: 2, 8: 2, 9: 3, 12: 3, 13: 4, 1000: 4} {
+		got := RotatedLogs(files, need)
+		if len(got) != want {
+			t.Errorf("need %d: %v", need, got)
+		}
+		for i, f := range got {
+			if f.Path != string(rune('a'+i)) {
+				t.Errorf("need %d: order %v", need, got)
+			}
+		}
+		slices.Reverse(files) // their order does not matter
 	}
 }
