@@ -115,6 +115,10 @@ func done(rep report, layers []layer, since time.Duration) bool {
 
 // collect asks everything once more, so that all figures are of one moment.
 func (l *look) collect(ctx context.Context, rep *report, written time.Time) error {
+	// containerd may have had the last figures first; cleave's own measurement shall be of after the writing too.
+	if _, err := l.node.Cleave.WaitMeasuredAfter(ctx, written); err != nil {
+		return err
+	}
 	var err error
 	if rep.layers, err = l.askLayers(ctx); err != nil {
 		return err

@@ -140,12 +140,17 @@ func (c *Cleave) Status(ctx context.Context) (agent.Status, error) {
 
 // WaitMeasured waits until a measurement that began after now is published.
 func (c *Cleave) WaitMeasured(ctx context.Context) (agent.Status, error) {
-	after := time.Now()
+	return c.WaitMeasuredAfter(ctx, time.Now())
+}
+
+// WaitMeasuredAfter waits until a measurement that began after a moment is
+// published.
+func (c *Cleave) WaitMeasuredAfter(ctx context.Context, moment time.Time) (agent.Status, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		s, err := c.Status(ctx)
-		if err == nil && s.MeasuredAt != nil && s.MeasuredAt.Add(-time.Duration(s.MeasureSeconds*float64(time.Second))).After(after) {
+		if err == nil && s.MeasuredAt != nil && s.MeasuredAt.Add(-time.Duration(s.MeasureSeconds*float64(time.Second))).After(moment) {
 			return s, nil
 		}
 		select {
