@@ -303,7 +303,7 @@ func (i *inspector) names(root *rootdir.Root) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	i.report.Trash += len(entries)
+	i.report.Trash += len(slices.DeleteFunc(entries, trash.IsSlot))
 	inEmpty, err := root.Names(emptyName)
 	if err != nil {
 		return nil, err

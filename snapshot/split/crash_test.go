@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cleave-cri/cleave/snapshot/split/fault"
+	"github.com/cleave-cri/cleave/snapshot/split/trash"
 )
 
 // crashEnv makes the test binary a child that works until it dies: the point,
@@ -245,7 +246,7 @@ func crashOnce(t *testing.T, point fault.Point, times int) {
 	for _, root := range []string{o.ImageRoot, o.ContainerRoot} {
 		var left []string
 		if err := filepath.WalkDir(root, func(path string, _ os.DirEntry, err error) error {
-			if rel, relErr := filepath.Rel(root, path); relErr == nil && rel != "." {
+			if rel, relErr := filepath.Rel(root, path); relErr == nil && rel != "." && !trash.IsSlot(filepath.Base(rel)) {
 				left = append(left, rel)
 			}
 			return err

@@ -250,7 +250,7 @@ func TestRenameFails(t *testing.T) {
 	s := initialised(t, o)
 	key, upper := addContainer(t, s, 1, "")
 	trashDir := filepath.Join(o.ContainerRoot, "trash")
-	if err := errors.Join(os.Remove(trashDir), os.WriteFile(trashDir, nil, 0o600)); err != nil {
+	if err := errors.Join(os.RemoveAll(trashDir), os.WriteFile(trashDir, nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Remove(t.Context(), key); err != nil {

@@ -101,6 +101,9 @@ func makeFolders(root *rootdir.Root) error {
 			return err
 		}
 	}
+	if err := trash.Provide(root); err != nil {
+		return err
+	}
 	names, err := root.Names(emptyName)
 	if err != nil {
 		return err
@@ -125,7 +128,7 @@ func mustBeEmpty(root *rootdir.Root) error {
 		}
 		if slices.Contains([]string{snapshotsDir, trash.Dir, emptyName}, name) {
 			inside, err := root.Names(name)
-			if err == nil && len(inside) == 0 {
+			if err == nil && !slices.ContainsFunc(inside, func(n string) bool { return name != trash.Dir || !trash.IsSlot(n) }) {
 				continue
 			}
 		}

@@ -19,6 +19,7 @@ import (
 // options. The suite's folders are temporary ones, so here both roots are on one
 // device; split_test.go has them on two.
 func TestSuite(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name string
 		set  func(*Options)
@@ -27,6 +28,7 @@ func TestSuite(t *testing.T) {
 		{"all", func(o *Options) { o.Rebase, o.RemapIDs, o.SyncOnCommit = true, true, true }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
 			need.Root(t)
 			// The suite knows by this name that renaming a lower folder fails in an
 			// overlay (Linux, overlayfs.rst: redirect_dir).

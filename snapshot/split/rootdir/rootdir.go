@@ -221,6 +221,20 @@ func (r *Root) WriteFile(name string, content []byte, mode uint32) error {
 	})
 }
 
+// Touch makes an empty file unless there is something of that name.
+func (r *Root) Touch(name string) error {
+	return r.on("make", name, func(dir int, base string) error {
+		fd, err := openat2(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
+		if errors.Is(err, unix.EEXIST) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		return unix.Close(fd)
+	})
+}
+
 // RemoveFile removes one name that is no folder. A missing one is no error.
 func (r *Root) RemoveFile(name string) error {
 	return r.on("remove", name, func(dir int, base string) error {

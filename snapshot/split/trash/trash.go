@@ -15,7 +15,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -43,11 +45,50 @@ func Move(root *rootdir.Root, name, what string) (entry string, err error) {
 	if !entryName.MatchString(entry) {
 		return "", fmt.Errorf("move %q to the trash as %q: not a name for the trash", name, what)
 	}
-	if err := root.Rename(name, filepath.Join(Dir, entry)); err != nil {
+	err = root.Rename(name, filepath.Join(Dir, entry))
+	for i := 0; i < slots && isFull(err); i++ {
+		// The name would need a block more. A slot's name is at least as long,
+		// and in the block that is there.
+		if slotErr := root.RemoveFile(slotName(i)); slotErr != nil {
+			return "", fmt.Errorf("move %q to the trash: %w", name, errors.Join(err, slotErr))
+		}
+		err = root.Rename(name, filepath.Join(Dir, entry))
+	}
+	if err != nil {
 		return "", fmt.Errorf("move %q to the trash: %w", name, err)
 	}
 	return entry, nil
 }
+
+// slots is how many empty files keep room for names in the trash. All of them
+// fit into one block of a folder, so that names can come and go in it on a disk
+// that has no block left. Once something is deleted there is room anyway.
+const slots = 32
+
+func slotName(i int) string {
+	return filepath.Join(Dir, fmt.Sprintf("%s%0*d", slotPrefix, 91-len(slotPrefix), i))
+}
+
+const slotPrefix = "slot-"
+
+// IsSlot reports whether a name in the trash only keeps room.
+func IsSlot(name string) bool { return strings.HasPrefix(name, slotPrefix) }
+
+// Provide makes the slots that are missing. On a full disk some stay so.
+func Provide(root *rootdir.Root) error {
+	for i := range slots {
+		err := root.Touch(slotName(i))
+		if isFull(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("keep room in the trash: %w", err)
+		}
+	}
+	return nil
+}
+
+func isFull(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 // Stats is what the trash of a root holds.
 type Stats struct {
@@ -187,6 +228,9 @@ func (b *Bin) pass(ctx context.Context) {
 		}
 		next := b.next(names)
 		if next == "" {
+			if err := Provide(root); err != nil {
+				b.note(err)
+			}
 			return
 		}
 		if err := b.delete(ctx, root, next); err != nil {
