@@ -23,6 +23,7 @@ import (
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/lab/need"
 	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
 	"github.com/cleave-cri/cleave/lab/runtime"
@@ -51,6 +52,33 @@ type splitNode struct {
 	offered *os.File
 }
 
+// startBare makes a node without a cleave in front of containerd.
+func startBare(t *testing.T, o node.Options) *node.Node {
+	t.Helper()
+	need.Loop(t)
+	need.Tools(t, "runc")
+	peers, err := bin.Get(bounded(t), os.Stderr, "containerd", "shim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Containerd, o.Shim = peers[0], peers[1]
+	n, err := node.Start(bounded(t), need.Lab(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("containerd's log:\n%s", n.Runtime.LogTail(40))
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := n.Close(ctx); err != nil {
+			t.Errorf("take the node down: %v", err)
+		}
+	})
+	return n
+}
+
 // startSplit makes the node and starts the snapshotter. unpacks is containerd's
 // max_concurrent_unpacks.
 func startSplit(t *testing.T, kind disk.FS, unpacks int) *splitNode {
@@ -65,7 +93,7 @@ func startSplit(t *testing.T, kind disk.FS, unpacks int) *splitNode {
 func prepareSplit(t *testing.T, kind disk.FS) *splitNode {
 	t.Helper()
 	n := &splitNode{}
-	n.Node = startNode(t, node.Options{Disks: twoDisks(kind), Runtime: func(o *runtime.Options, _ map[string]*disk.Disk) {
+	n.Node = startBare(t, node.Options{Disks: twoDisks(kind), Runtime: func(o *runtime.Options, _ map[string]*disk.Disk) {
 		o.Imports = []string{filepath.Join(o.Dir, "conf.d", "*.toml")}
 	}})
 	dir := filepath.Join(n.Run.Dir(), "split")
@@ -283,6 +311,7 @@ func (n *splitNode) pull(ctx context.Context, t *testing.T, ref string) {
 // TestSplitPutsBytesWhereTheyBelong: layers on the image filesystem, what
 // containers write on the other, and all of it goes away again.
 func TestSplitPutsBytesWhereTheyBelong(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []disk.FS{disk.Ext4, disk.XFS} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
@@ -473,6 +502,7 @@ func TestMigrationAndBack(t *testing.T) {
 // TestCTD63_RemovalWhileDownLeaksNothing: containerd forgets what it could not
 // tell the snapshotter; the poke after the start makes up for it.
 func TestCTD63_RemovalWhileDownLeaksNothing(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []disk.FS{disk.Ext4, disk.XFS} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()

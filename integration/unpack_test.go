@@ -12,6 +12,7 @@ import (
 
 	snapshotevents "github.com/containerd/containerd/api/events"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -104,86 +105,97 @@ func rootfs(t *testing.T, c *runtime.Containerd, id string) tree.Tree {
 // for an image that was pulled for another snapshotter), and compares the
 // containers' root filesystems.
 func TestUnpackedImagesEqualOverlayfs(t *testing.T) {
+	t.Parallel()
 	const count = 13
-	seeds := []uint64{1, 2, 3}
+	ctx := bounded(t)
+	base, err := image.Busybox(ctx, image.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := startBare(t, node.Options{})
+	client := dial(t, plain.Runtime.Endpoint())
+	images, want := map[uint64]v1.Image{}, map[uint64]tree.Tree{}
+	for _, seed := range []uint64{1, 2} {
+		if images[seed], err = layers.Append(base, seed, count-1); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := plain.Registry.Push(ctx, awkward(seed), images[seed]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Pull(ctx, awkward(seed)); err != nil {
+			t.Fatal(err)
+		}
+		want[seed] = rootfs(t, plain.Runtime, runOf(ctx, t, plain, client, seed)())
+		if marks := layersOf(want[seed]); len(want[seed]) < 300 || len(marks) != count-1 {
+			t.Fatalf("seed %d: %d names and the layers %v, which is not the image", seed, len(want[seed]), marks)
+		}
+	}
 	for _, tc := range []struct {
 		name    string
 		kind    disk.FS
 		unpacks int
 		// late: the image is pulled before the split snapshotter is there.
 		late bool
-	}{{"sequential", disk.XFS, 1, false}, {"parallel", disk.Ext4, 4, false}, {"at creation", disk.XFS, 1, true}} {
+		// apart: all layers are begun without a parent.
+		apart bool
+	}{
+		{"sequential", disk.XFS, 1, false, false},
+		{"parallel", disk.Ext4, 4, false, true},
+		{"at creation", disk.XFS, 1, true, true},
+	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			n := prepareSplit(t, tc.kind)
-			plain := startNode(t, node.Options{})
 			ctx := bounded(t)
-			client := dial(t, plain.Runtime.Endpoint())
-			base, err := image.Busybox(ctx, image.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, seed := range seeds {
-				img, err := layers.Append(base, seed, count-1)
-				if err != nil {
+			for seed, img := range images {
+				if _, err := n.Registry.Push(ctx, awkward(seed), img); err != nil {
 					t.Fatal(err)
-				}
-				for _, registry := range []*image.Registry{n.Registry, plain.Registry} {
-					if _, err := registry.Push(ctx, awkward(seed), img); err != nil {
-						t.Fatal(err)
-					}
 				}
 				if tc.late {
 					n.pull(ctx, t, awkward(seed))
 				}
 			}
 			n.migrate(ctx, t, tc.unpacks)
-			for _, seed := range seeds {
-				ref := awkward(seed)
-				trees := map[string]tree.Tree{}
-				var begun []string
-				for name, on := range map[string]struct {
-					n *node.Node
-					c *pod.Client
-				}{"split": {n.Node, n.client}, "overlayfs": {plain, client}} {
-					// The sandbox's image is unpacked as well, but not meant.
-					p, err := on.c.Run(ctx, on.n.PodSpec(fmt.Sprintf("p%d", seed)))
-					if err != nil {
-						t.Fatal(err)
-					}
-					parents := extractions(ctx, t, on.c.Conn())
-					if name != "split" || !tc.late {
-						if _, err := on.c.Pull(ctx, ref); err != nil {
-							t.Fatal(err)
-						}
-					}
-					id, err := p.Start(ctx, pod.ContainerSpec{Name: "c", Image: ref, Command: []string{"sh", "-c", "exec sleep 100000"}})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if all := parents(); name == "split" {
-						begun = all
-					}
-					trees[name] = rootfs(t, on.n.Runtime, id)
+			for seed := range images {
+				start := runOf(ctx, t, n.Node, n.client, seed)
+				parents := extractions(ctx, t, n.client.Conn())
+				if !tc.late {
+					n.pull(ctx, t, awkward(seed))
 				}
-				if len(trees["overlayfs"]) < 300 || len(layersOf(trees["overlayfs"])) != count-1 {
-					t.Fatalf("seed %d: %d names and the layers %v, which is not the image", seed, len(trees["overlayfs"]), layersOf(trees["overlayfs"]))
-				}
-				if d := tree.Compare(trees["overlayfs"], trees["split"]); len(d) > 0 {
+				id := start()
+				begun := parents()
+				if d := tree.Compare(want[seed], rootfs(t, n.Runtime, id)); len(d) > 0 {
 					t.Errorf("seed %d: the split snapshotter's (second) differs from overlayfs's (first) in %d points:\n%s", seed, len(d), strings.Join(d[:min(20, len(d))], "\n"))
 				}
-				// Side by side means that no layer has a parent when it is begun.
-				var without int
+				without := 0
 				for _, p := range begun {
 					if p == "" {
 						without++
 					}
 				}
-				if (tc.unpacks > 1 || tc.late) && without != len(begun) || tc.unpacks == 1 && !tc.late && without > 1 || len(begun) < count-1 {
+				if tc.apart && without != len(begun) || !tc.apart && without > 1 || len(begun) < count-1 {
 					t.Errorf("seed %d: %d of %d layers were begun without a parent", seed, without, len(begun))
 				}
 			}
 		})
+	}
+}
+
+// runOf runs a pod, with which the sandbox's image is unpacked, and returns what
+// starts a container of an awkward image in it.
+func runOf(ctx context.Context, t *testing.T, n *node.Node, client *pod.Client, seed uint64) (start func() (id string)) {
+	t.Helper()
+	p, err := client.Run(ctx, n.PodSpec(fmt.Sprintf("p%d", seed)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() string {
+		t.Helper()
+		id, err := p.Start(ctx, pod.ContainerSpec{Name: "c", Image: awkward(seed), Command: []string{"sh", "-c", "exec sleep 100000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
 	}
 }
 
