@@ -34,8 +34,8 @@ func full() (Config, Input) {
 	return Config{LimitIsolation: true}, in
 }
 
-// images are a runtime's 1 000, half of them in use by 1 000 containers.
-func images() (list []garbage.Listed, users []garbage.ImageUser) {
+// imagesOfANode are a runtime's 1 000, half of them in use by 1 000 containers.
+func imagesOfANode() (list []garbage.Listed, users []garbage.ImageUser) {
 	for i := range 1000 {
 		list = append(list, garbage.Listed{ID: fmt.Sprintf("sha256:%064d", i), SizeBytes: int64(i)})
 		users = append(users, garbage.ImageUser{ImageID: list[i/2].ID})
@@ -57,7 +57,7 @@ func BenchmarkDecision(b *testing.B) {
 	if d.Victim == nil || len(d.Reclaim) != 2 {
 		b.Fatalf("%+v", d)
 	}
-	list, users := images()
+	list, users := imagesOfANode()
 	known, _ := garbage.Images(nil).Look(list, users, start.Add(-time.Hour), start.Add(-time.Hour))
 	b.ReportAllocs()
 	for b.Loop() {

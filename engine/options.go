@@ -52,6 +52,10 @@ type Options struct {
 	// and rotated logs before any pod goes; with images apart the kubelet
 	// removes nothing there (GAP-1).
 	OldLogs bool
+	// CountImages ranks a pod also by the images that become unused when it
+	// goes, where images are on the filesystem under pressure (GAP-2). In the
+	// kubelet's split every pod's usage of imagefs is 0.
+	CountImages bool
 }
 
 // Cleave are the options of the cleave profile: all of them.
@@ -59,7 +63,7 @@ func Cleave() Options {
 	return Options{
 		DisksOnly: true, MostUrgentFirst: true, InodesByInodes: true, UnmeasuredIsZero: true, KeepRequests: true, JudgeOwnFilesystem: true,
 		WholeContainerLimit: true, NoInodesNoThreshold: true, DoubtImpossible: true, ContainerFSAtOnce: true, FollowLayout: true, ThirdDisk: true,
-		OldLogs: true,
+		OldLogs: true, CountImages: true,
 	}
 }
 
@@ -98,6 +102,15 @@ func (o Options) reclaim(s Signal, layout Layout) []Reclaim {
 	}
 	i := slices.Index(list, DeadContainers) + 1
 	return slices.Insert(list, i, OldLogs)
+}
+
+// counted says what of a pod is on the filesystem of a signal.
+func (o Options) counted(s Signal, layout Layout) part {
+	parts := counted(s, layout)
+	if o.CountImages && together(s, ImageFSAvailable, layout) {
+		parts |= images
+	}
+	return parts
 }
 
 // choices are those of the due thresholds that may be handled: any of memory if

@@ -263,6 +263,23 @@ func TestOptionOldLogs_GAP1(t *testing.T) {
 	}
 }
 
+func TestOptionCountImages_GAP2(t *testing.T) {
+	t.Parallel()
+	large, small := usage("large-image", 0), usage("small-image", gib)
+	large.Images, small.Images = &FSStats{UsedBytes: bytes(40 * gib)}, &FSStats{UsedBytes: bytes(gib)}
+	stats := Summary{Pods: []PodStats{large, small}}
+	rankOn := func(signal Signal, layout Layout) func(Options) string {
+		return func(o Options) string {
+			return order(o.rank(signal, layout, []Pod{{UID: "large-image"}, {UID: "small-image"}}, stats.podStats()))
+		}
+	}
+	option := func(o *Options) { o.CountImages = true }
+	twice(t, option, rankOn(ImageFSAvailable, Split), "large-image=small-image", "large-image small-image")
+	twice(t, option, rankOn(ContainerFSAvailable, Dedicated), "small-image large-image", "large-image small-image")
+	twice(t, option, rankOn(NodeFSAvailable, Single), "small-image large-image", "large-image small-image")
+	twice(t, option, rankOn(NodeFSAvailable, Split), "small-image large-image", "small-image large-image")
+}
+
 // TestEveryOptionIsDocumented holds options, tests and docs/engine.md together.
 func TestEveryOptionIsDocumented(t *testing.T) {
 	t.Parallel()

@@ -106,7 +106,7 @@ func anyPod(i int) *rapid.Generator[Pod] {
 
 func anyStats(uid string) *rapid.Generator[PodStats] {
 	return rapid.Custom(func(t *rapid.T) PodStats {
-		st := PodStats{UID: uid, EphemeralStorage: filesystem().Draw(t, "ephemeral"), MemoryBytes: figure().Draw(t, "memory"), ProcessCount: figure().Draw(t, "processes")}
+		st := PodStats{UID: uid, EphemeralStorage: filesystem().Draw(t, "ephemeral"), MemoryBytes: figure().Draw(t, "memory"), ProcessCount: figure().Draw(t, "processes"), Images: filesystem().Draw(t, "images")}
 		for _, name := range []string{"a", "b"} {
 			st.Containers = append(st.Containers, ContainerStats{Name: name, RootFS: filesystem().Draw(t, "rootfs"), Logs: filesystem().Draw(t, "logs"), MemoryBytes: figure().Draw(t, "containerMemory")})
 		}

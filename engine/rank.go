@@ -39,10 +39,11 @@ const (
 	rootFS part = 1 << iota
 	logs
 	volumes
+	images
 )
 
-// counted says what of a pod is on the filesystem of a signal. Image layers
-// would be, but the kubelet never counts them (RANK-4).
+// counted says what of a pod the kubelet counts on the filesystem of a signal.
+// Image layers it never does (RANK-4).
 func counted(s Signal, layout Layout) part {
 	image := s == ImageFSAvailable || s == ImageFSInodesFree
 	node := s == NodeFSAvailable || s == NodeFSInodesFree
@@ -116,7 +117,7 @@ func (o Options) placed(s Signal, layout Layout, pod *Pod, st *PodStats) Ranked 
 		r.Usage = *quantity(known(st.ProcessCount))
 		return r
 	default:
-		r.Usage = diskUsage(pod, st, counted(s, layout), what)
+		r.Usage = diskUsage(pod, st, o.counted(s, layout), what)
 	}
 	request := pod.request(what, o.KeepRequests)
 	r.Exceeds = r.Usage.Cmp(request) > 0
@@ -148,6 +149,9 @@ func diskUsage(pod *Pod, st *PodStats, parts part, what Resource) resource.Quant
 		if parts&logs != 0 {
 			add(st.Containers[i].Logs)
 		}
+	}
+	if parts&images != 0 {
+		add(st.Images)
 	}
 	if parts&volumes == 0 {
 		return sum

@@ -50,6 +50,10 @@ type PodStats struct {
 	EphemeralStorage *FSStats
 	// MemoryBytes is the pod's working set.
 	MemoryBytes *uint64
+	// Images is what comes free of images when the pod goes and nobody else
+	// uses them: exclusive bytes and their inodes. The kubelet does not know
+	// it; the option CountImages uses it.
+	Images *FSStats
 	// ProcessCount is how many processes the pod has.
 	ProcessCount *uint64
 }
