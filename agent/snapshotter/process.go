@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/cleave-cri/cleave/agent/control"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/snapshot"
 	"github.com/cleave-cri/cleave/snapshot/split"
@@ -158,14 +159,14 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 		grpc.StreamInterceptor(p.guardStream),
 	)
 	p.backend.Register(server)
-	control := controlServer(p.status, p.backend.ConfirmCleanup)
+	answers := controlServer(p.status, p.backend.ConfirmCleanup)
 	// The parts end when this function does, not when ctx does: calls in flight
 	// are still answered after that.
 	work, endWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWork()
 	parts, work := errgroup.WithContext(work)
 	parts.Go(func() error { return server.Serve(listen) })
-	parts.Go(func() error { return ignoreClosed(control.Serve(status)) })
+	parts.Go(func() error { return control.Serve(answers, status) })
 	parts.Go(func() error { p.watch.run(work); return nil })
 	p.notify(daemon.SdNotifyReady)
 	p.opt.Log.Info("serving snapshots", zap.Stringer("listen", p.cfg.Snapshotter.Endpoint), zap.Stringer("runtime", p.cfg.Runtime.Endpoint),
@@ -185,7 +186,7 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 	hard := time.AfterFunc(grace, server.Stop)
 	server.GracefulStop()
 	hard.Stop()
-	return errors.Join(control.Close(), parts.Wait(), removed)
+	return errors.Join(answers.Close(), parts.Wait(), removed)
 }
 
 // notify tells a service manager, if there is one.

@@ -1,11 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -70,32 +70,10 @@ that is not mounted is never taken for a new one.`,
 }
 
 func snapshotterStatusCommand() *cobra.Command {
-	var output string
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show what the running snapshotter holds and whether it may write and delete",
-		Args:  cobra.NoArgs,
-	}
-	s := settingsFlags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := s.load()
-		if err != nil {
-			return err
-		}
-		if output != "text" && output != "json" {
-			return fmt.Errorf("--output %q: choose text or json", output)
-		}
-		status, err := snapshotter.FetchStatus(cmd.Context(), cfg.Snapshotter.StatusEndpoint.Path())
-		if err != nil {
-			return err
-		}
-		if output == "json" {
-			return printJSON(cmd, status)
-		}
-		return status.WriteText(cmd.OutOrStdout(), time.Now())
-	}
-	return cmd
+	return showCommand("Show what the running snapshotter holds and whether it may write and delete",
+		func(ctx context.Context, cfg config.Config) (page, error) {
+			return snapshotter.FetchStatus(ctx, cfg.Snapshotter.StatusEndpoint.Path())
+		})
 }
 
 func snapshotterConfirmCommand() *cobra.Command {

@@ -1,22 +1,34 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/config"
 )
 
 func statusCommand() *cobra.Command {
+	return showCommand("Show where images, writable layers and logs are and what they take",
+		func(ctx context.Context, cfg config.Config) (page, error) {
+			return agent.FetchStatus(ctx, cfg.Control.Endpoint.Path())
+		})
+}
+
+// page is what a status command shows: as JSON, or for people.
+type page interface {
+	WriteText(w io.Writer, now time.Time) error
+}
+
+// showCommand is a command named status that asks a running process.
+func showCommand(short string, fetch func(context.Context, config.Config) (page, error)) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{
-		Use:   "status",
-		Short: "Show where images, writable layers and logs are and what they take",
-		Args:  cobra.NoArgs,
-	}
+	cmd := &cobra.Command{Use: "status", Short: short, Args: cobra.NoArgs}
 	s := settingsFlags(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -27,7 +39,7 @@ func statusCommand() *cobra.Command {
 		if output != "text" && output != "json" {
 			return fmt.Errorf("--output %q: choose text or json", output)
 		}
-		status, err := agent.FetchStatus(cmd.Context(), cfg.Control.Endpoint.Path())
+		status, err := fetch(cmd.Context(), cfg)
 		if err != nil {
 			return err
 		}

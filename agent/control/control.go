@@ -1,0 +1,122 @@
+// Package control is how cleave's own commands speak with its running processes:
+// HTTP and JSON on unix sockets that only root may use. It knows no command and
+// no answer; agent and agent/snapshotter give it theirs.
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// Timeout bounds how long a client may take to send its request and to take
+	// the answer, and how long it waits for one.
+	Timeout = 10 * time.Second
+	// maxAnswerBytes is the largest answer that is read.
+	maxAnswerBytes = 16 << 20
+	// errorBytes is how much of an answer that is none goes into a message.
+	errorBytes = 500
+)
+
+// ErrNotRunning says that nobody answers on a socket.
+var ErrNotRunning = errors.New("it is not running")
+
+// Server answers requests by pattern, as of [http.ServeMux]: with what a function
+// of routes returns, as JSON. Nil is no content; an error is told with status 409.
+func Server(routes map[string]func(context.Context) (any, error)) *http.Server {
+	mux := http.NewServeMux()
+	for pattern, do := range routes {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { answer(r.Context(), w, do) })
+	}
+	return &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: Timeout,
+		ReadTimeout:       Timeout,
+		WriteTimeout:      Timeout,
+		IdleTimeout:       Timeout,
+		MaxHeaderBytes:    16 << 10,
+	}
+}
+
+func answer(ctx context.Context, w http.ResponseWriter, do func(context.Context) (any, error)) {
+	value, err := do(ctx)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusConflict)
+		return
+	}
+	if value == nil {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	body, err := json.Marshal(value)
+	if err != nil {
+		http.Error(w, "encode the answer: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(body) //nolint:errcheck // the client is gone
+}
+
+// Serve answers on a listener until the server is closed. The error says why it
+// could not go on.
+func Serve(server *http.Server, l net.Listener) error {
+	err := server.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) || errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return fmt.Errorf("serve the socket %s: %w", l.Addr(), err)
+}
+
+// Ask makes a request on a socket and reads the answer into a value, unless that
+// is nil. It returns [ErrNotRunning] if nobody answers there.
+func Ask(ctx context.Context, socket, method, path string, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	err := ask(ctx, socket, method, path, into)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
+		return ErrNotRunning
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("it is there and does not answer within %s; look at its log: %w", Timeout, context.DeadlineExceeded)
+	}
+	return err
+}
+
+func ask(ctx context.Context, socket, method, path string, into any) (err error) {
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		},
+	}}
+	request, err := http.NewRequestWithContext(ctx, method, "http://cleave"+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, response.Body.Close()) }()
+	if response.StatusCode >= http.StatusMultipleChoices {
+		// What it says is for the message; that it can't be read changes nothing.
+		body, _ := io.ReadAll(io.LimitReader(response.Body, errorBytes)) //nolint:errcheck // see above
+		return fmt.Errorf("it answers %s: %s", response.Status, strings.TrimSpace(string(body)))
+	}
+	if into == nil {
+		return nil
+	}
+	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswerBytes)).Decode(into); err != nil {
+		return fmt.Errorf("read the answer: %w", err)
+	}
+	return nil
+}
