@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -35,11 +36,16 @@ type caller struct {
 	room *sync.Cond
 	// window is how many bytes of DATA the caller takes now; guarded by mu.
 	window int64
+	// mayUpload is how many bytes of DATA the caller may still send; guarded by mu.
+	mayUpload int64
 	// uploaded is what has been passed on of the caller's DATA and not yet
 	// given back to its window; guarded by mu.
 	uploaded int64
 	// streamWindow is the caller's SETTINGS_INITIAL_WINDOW_SIZE; guarded by mu.
 	streamWindow uint32
+	// settling are the caller's SETTINGS that are not acknowledged, in order;
+	// guarded by mu.
+	settling []*settling
 	// streams are the calls in flight, by stream ID; guarded by mu.
 	streams map[uint32]*stream
 	// lastID is the highest stream ID seen; guarded by mu.
@@ -67,13 +73,32 @@ type stream struct {
 	callerDone, serverDone bool
 	// gone says that the stream is not in caller.streams any more.
 	gone bool
-	// queued is how many frames of the stream wait in server.queue.
-	queued int
-	// debt is what must not be given of the next credits for uploads.
+	// room is how many bytes of DATA the server takes on this stream now.
+	room int64
+	// waiting is what the caller sent and the server has no room for. While it
+	// is not empty, the stream is in server.queue.
+	waiting []byte
+	// debt is what must not be given of the next credits for uploads, because
+	// the caller counts with more than the server takes.
 	debt int64
 	// finish ends the counting of the call.
 	finish func()
 }
+
+// settling is a SETTINGS frame of the caller's. The caller may count with it once
+// it is acknowledged, so where it lets servers send less they come first (RFC
+// 9113, section 6.9.3).
+type settling struct {
+	// servers is how many have not acknowledged it; guarded by caller.mu.
+	servers int
+}
+
+// settlingMax bounds how many SETTINGS of a caller wait for a server.
+const settlingMax = 1000
+
+// windowMax is the largest that a flow-control window may become (RFC 9113,
+// section 6.9.1).
+const windowMax = 1<<31 - 1
 
 // initialWindow is the size of every flow-control window until somebody says
 // otherwise (RFC 9113, section 6.9.2).
@@ -86,6 +111,7 @@ func newCaller(r *Relay, conn net.Conn) *caller {
 		in:           newInput(conn),
 		out:          newOutput(conn),
 		window:       initialWindow,
+		mayUpload:    callerWindowBytes,
 		streamWindow: initialWindow,
 		streams:      map[uint32]*stream{},
 	}
@@ -114,11 +140,10 @@ func (c *caller) serve() (err error) {
 		if !c.in.ready() {
 			c.flushAll()
 		}
-		frame, err := c.in.framer.ReadFrame()
+		frame, err := c.in.next()
 		var streamErr http2.StreamError
 		switch {
 		case errors.As(err, &streamErr):
-			// The block was decoded, so header compression is still in step.
 			c.resetFromHere(streamErr.StreamID, streamErr.Code)
 			continue
 		case err != nil:
@@ -143,15 +168,17 @@ func (c *caller) greet() error {
 	if string(preface) != http2.ClientPreface {
 		return errors.New("the caller does not speak HTTP/2")
 	}
-	frame, err := c.in.framer.ReadFrame()
+	frame, err := c.in.next()
 	if err != nil {
-		return err
+		return c.breakOff(err)
 	}
 	settings, ok := frame.(*http2.SettingsFrame)
 	if !ok || settings.IsAck() {
 		return c.breakOff(http2.ConnectionError(http2.ErrCodeProtocol))
 	}
-	c.takeSettings(settings)
+	if err := c.takeSettings(settings); err != nil {
+		return c.breakOff(err)
+	}
 	return c.conn.SetReadDeadline(time.Time{})
 }
 
@@ -168,19 +195,19 @@ func (c *caller) breakOff(err error) error {
 	return err
 }
 
-// take acts on one of the caller's frames.
+// take acts on one of the caller's frames; nil stands for DATA.
 func (c *caller) take(frame http2.Frame) error {
 	switch f := frame.(type) {
+	case nil:
+		return c.takeData(c.in.data)
 	case *http2.MetaHeadersFrame:
 		return c.takeHeaders(f)
-	case *http2.DataFrame:
-		c.takeData(f)
 	case *http2.RSTStreamFrame:
 		c.takeReset(f.StreamID, f.ErrCode)
 	case *http2.WindowUpdateFrame:
-		c.takeCredit(f.StreamID, f.Increment)
+		return c.takeCredit(f.StreamID, f.Increment)
 	case *http2.SettingsFrame:
-		c.takeSettings(f)
+		return c.takeSettings(f)
 	case *http2.PingFrame:
 		if f.IsAck() {
 			c.takePong(f.Data)
@@ -245,15 +272,20 @@ func (c *caller) takePong(data [8]byte) {
 
 // refuse takes no more calls on this connection and ends it after the last.
 func (c *caller) refuse() {
+	// In one go with the frame, so that no call is taken that it says was not,
+	// and the connection does not end before it is out.
+	c.out.mu.Lock()
 	c.mu.Lock()
 	if c.refuses || c.closed || !c.drainBegan {
 		c.mu.Unlock()
+		c.out.mu.Unlock()
 		return
 	}
 	c.refuses = true
 	last, empty := c.lastID, len(c.streams) == 0
 	c.mu.Unlock()
-	c.out.do(func(f *http2.Framer) error { return f.WriteGoAway(last, http2.ErrCodeNo, nil) })
+	_ = c.out.framer.WriteGoAway(last, http2.ErrCodeNo, nil) //nolint:errcheck // see output
+	c.out.mu.Unlock()
 	c.out.flush()
 	if empty {
 		c.close()
@@ -262,7 +294,7 @@ func (c *caller) refuse() {
 
 // endEndless ends a call that does not end by itself.
 func (c *caller) endEndless(s *stream) {
-	if c.answerHere(s, codes.Unavailable, messageStopping) {
+	if c.answerHere(s, codes.Unavailable, messageStopping) && s.server != nil {
 		s.server.out.reset(s.id, http2.ErrCodeCancel)
 		s.server.out.flush()
 	}
@@ -322,58 +354,62 @@ func (c *caller) flushAll() {
 func (c *caller) takeHeaders(f *http2.MetaHeadersFrame) error {
 	c.mu.Lock()
 	s, last, refuses := c.streams[f.StreamID], c.lastID, c.refuses
+	ended := s != nil && s.callerDone
 	c.mu.Unlock()
 	switch {
+	case ended:
+		c.resetFromHere(f.StreamID, http2.ErrCodeStreamClosed)
+		return nil
+	case s != nil && !f.StreamEnded():
+		c.resetFromHere(f.StreamID, http2.ErrCodeProtocol)
+		return nil
 	case s != nil:
 		// Trailers of a request, which gRPC does not have: only their end counts.
-		if f.StreamEnded() {
-			c.sendData(s, nil, 0, true)
-		}
+		c.sendData(s, nil, true)
 		return nil
-	case f.StreamID%2 == 0 || f.StreamID <= last:
+	case f.StreamID%2 == 0:
 		return http2.ConnectionError(http2.ErrCodeProtocol)
+	case f.StreamID <= last:
+		// Of a call that has ended meanwhile (RFC 9113, section 5.1, "closed").
+		c.out.reset(f.StreamID, http2.ErrCodeStreamClosed)
+		return nil
 	case refuses:
 		return nil // the caller was told and makes the call again elsewhere
 	}
 	method := f.PseudoValue("path")
-	server := c.route(method)
-	s = &stream{id: f.StreamID, server: server, endless: c.relay.cfg.Endless(method), callerDone: f.StreamEnded()}
-
-	c.mu.Lock()
-	c.lastID = f.StreamID
-	if c.closed {
-		c.mu.Unlock()
-		return nil
-	}
-	s.finish = sync.OnceFunc(c.relay.cfg.Begin())
-	c.streams[s.id] = s
-	refusal := ""
-	var extra int64
-	switch {
-	case server == nil:
-		refusal = c.relay.cfg.Peer + ": no connection"
-	case server.ended != nil:
-		// It ended between the choice and now, and did not see this call.
-		refusal = fmt.Sprintf("%s: %v", server.name, server.ended)
-	case c.drainBegan && s.endless:
-		refusal = messageStopping
-	}
-	if server != nil {
-		server.open++
-		extra = server.streamWindow - initialWindow
-		if extra < 0 {
-			s.debt, extra = -extra, 0
+	s = &stream{id: f.StreamID, endless: c.relay.cfg.Endless(method), callerDone: f.StreamEnded()}
+	for range routesMax {
+		server := c.route(method)
+		if server == nil {
+			break
+		}
+		if server.begin(s, f.Fields) {
+			return nil
 		}
 	}
+	c.mu.Lock()
+	taken := c.admitLocked(s)
 	c.mu.Unlock()
-	if refusal != "" {
-		c.answerHere(s, codes.Unavailable, refusal)
-		return nil
+	if taken {
+		c.answerHere(s, codes.Unavailable, c.relay.cfg.Peer+": no connection")
 	}
-	server.out.headers(s.id, f.Fields, f.StreamEnded())
-	// The server may take more than callers know of.
-	c.out.credit(s.id, extra)
 	return nil
+}
+
+// routesMax bounds how many servers a call is given to that then go away before
+// they have it.
+const routesMax = 3
+
+// admitLocked makes a call one of those in flight, unless the caller was told
+// that it is not taken. Preconditions: c.mu is held.
+func (c *caller) admitLocked(s *stream) bool {
+	if c.closed || c.refuses {
+		return false
+	}
+	c.lastID = s.id
+	s.finish = sync.OnceFunc(c.relay.cfg.Begin())
+	c.streams[s.id] = s
+	return true
 }
 
 // route returns the server for a new call of a method: the one behind if it can
@@ -404,40 +440,46 @@ func (c *caller) route(method string) *server {
 	return c.connect(conn, &c.other, "cleave")
 }
 
-func (c *caller) takeData(f *http2.DataFrame) {
-	size := int64(f.Length)
+func (c *caller) takeData(f dataFrame) error {
 	c.mu.Lock()
-	s := c.streams[f.StreamID]
-	c.mu.Unlock()
-	if s == nil {
-		c.creditUploads(size)
-		return
+	if f.size > c.mayUpload {
+		c.mu.Unlock()
+		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	c.sendData(s, f.Data(), size, f.StreamEnded())
+	c.mayUpload -= f.size
+	s := c.streams[f.id]
+	ended := s != nil && s.callerDone
+	c.mu.Unlock()
+	switch {
+	case ended:
+		c.resetFromHere(f.id, http2.ErrCodeStreamClosed)
+		fallthrough
+	case s == nil:
+		c.creditUploads(f.size)
+		return nil
+	}
+	if padding := f.size - int64(len(f.payload)); padding > 0 {
+		// It does not go on, so the server can't give it back.
+		c.creditUploads(padding)
+		if !f.end {
+			c.out.credit(f.id, padding)
+		}
+	}
+	c.sendData(s, f.payload, f.end)
+	return nil
 }
 
 // sendData passes a request's bytes on, or keeps them until the server has room.
-// size is what they take of the caller's window, padding included.
-func (c *caller) sendData(s *stream, payload []byte, size int64, end bool) {
-	c.mu.Lock()
-	if s.gone {
-		c.mu.Unlock()
-		c.creditUploads(size)
+// What is kept is bounded by the caller's window.
+func (c *caller) sendData(s *stream, payload []byte, end bool) {
+	if len(payload) == 0 && !end {
 		return
 	}
-	s.callerDone = s.callerDone || end
-	server := s.server
-	if len(server.queue) > 0 || server.window < int64(len(payload)) {
-		server.queue = append(server.queue, upload{stream: s, payload: append([]byte(nil), payload...), size: size, end: end})
-		s.queued++
-		c.mu.Unlock()
-		return
+	if s.server.send(s, payload, end) {
+		c.creditUploads(int64(len(payload)))
+	} else {
+		s.server.sendWaiting() // the part of it that there is room for
 	}
-	server.window -= int64(len(payload))
-	c.forgetIfDoneLocked(s)
-	c.mu.Unlock()
-	server.out.data(s.id, end, payload)
-	c.creditUploads(size)
 }
 
 // creditUploads gives the caller its window back, some at a time.
@@ -447,6 +489,7 @@ func (c *caller) creditUploads(size int64) {
 	amount := int64(0)
 	if c.uploaded >= callerWindowBytes/4 {
 		amount, c.uploaded = c.uploaded, 0
+		c.mayUpload += amount
 	}
 	c.mu.Unlock()
 	c.out.credit(0, amount)
@@ -462,6 +505,7 @@ func (c *caller) takeReset(id uint32, code http2.ErrCode) {
 	if s != nil && s.server != nil {
 		s.server.out.reset(id, code)
 	}
+	c.creditUploads(0)
 }
 
 // resetFromHere ends a stream whose frames are ill-formed, on both sides.
@@ -473,43 +517,85 @@ func (c *caller) resetFromHere(id uint32, code http2.ErrCode) {
 	c.out.reset(id, code)
 }
 
-func (c *caller) takeCredit(id, amount uint32) {
+func (c *caller) takeCredit(id, amount uint32) error {
 	c.mu.Lock()
 	if id == 0 {
+		defer c.mu.Unlock()
 		c.window += int64(amount)
+		if c.window > windowMax {
+			return http2.ConnectionError(http2.ErrCodeFlowControl)
+		}
 		c.room.Broadcast()
-		c.mu.Unlock()
-		return
+		return nil
 	}
 	s := c.streams[id]
 	c.mu.Unlock()
 	if s != nil && s.server != nil {
 		s.server.out.credit(id, int64(amount))
 	}
+	return nil
 }
 
-func (c *caller) takeSettings(f *http2.SettingsFrame) {
+func (c *caller) takeSettings(f *http2.SettingsFrame) error {
 	if f.IsAck() {
-		return
+		return nil
 	}
-	if size, ok := f.Value(http2.SettingHeaderTableSize); ok {
+	if size, ok := lastSetting(f, http2.SettingHeaderTableSize); ok {
 		c.out.setTableSize(size)
 	}
-	if window, ok := f.Value(http2.SettingInitialWindowSize); ok {
-		c.mu.Lock()
-		c.streamWindow = window
-		servers := c.servers
-		c.mu.Unlock()
-		for _, s := range servers {
-			s.out.do(func(w *http2.Framer) error {
-				return w.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
-			})
-		}
+	window, ok := lastSetting(f, http2.SettingInitialWindowSize)
+	if ok && window > windowMax {
+		return http2.ConnectionError(http2.ErrCodeFlowControl)
 	}
-	c.out.do(func(w *http2.Framer) error { return w.WriteSettingsAck() })
+	c.mu.Lock()
+	if len(c.settling) >= settlingMax {
+		c.mu.Unlock()
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+	}
+	mine := &settling{}
+	c.settling = append(c.settling, mine)
+	var tell []*server
+	if ok && window != c.streamWindow {
+		tell = c.servers
+		for _, s := range tell {
+			if window < c.streamWindow {
+				mine.servers++
+				s.told = append(s.told, mine)
+			} else {
+				s.told = append(s.told, nil)
+			}
+		}
+		c.streamWindow = window
+	}
+	c.mu.Unlock()
+	for _, s := range tell {
+		s.out.do(func(w *http2.Framer) error {
+			return w.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: window})
+		})
+	}
+	c.acknowledge()
+	return nil
 }
 
-// forgetLocked takes a stream out. Preconditions: c.mu is held.
+// acknowledge tells the caller which of its SETTINGS are in force.
+func (c *caller) acknowledge() {
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	for {
+		c.mu.Lock()
+		if len(c.settling) == 0 || c.settling[0].servers > 0 {
+			c.mu.Unlock()
+			return
+		}
+		c.settling = c.settling[1:]
+		c.mu.Unlock()
+		_ = c.out.framer.WriteSettingsAck() //nolint:errcheck // see output
+	}
+}
+
+// forgetLocked takes a stream out. What waits of its request is not sent; the
+// caller gets it back with the next creditUploads, which has to follow.
+// Preconditions: c.mu is held.
 func (c *caller) forgetLocked(s *stream) {
 	if s.gone {
 		return
@@ -517,8 +603,16 @@ func (c *caller) forgetLocked(s *stream) {
 	s.gone = true
 	s.finish()
 	delete(c.streams, s.id)
+	if len(s.waiting) > 0 {
+		c.uploaded += int64(len(s.waiting)) // whoever called gives it back
+		s.waiting = nil
+		s.server.queue = slices.DeleteFunc(s.server.queue, func(other *stream) bool { return other == s })
+	}
 	if s.server != nil {
 		s.server.open--
+		if s.server.leaving && s.server.open == 0 {
+			c.loops.Go(s.server.hangUp)
+		}
 	}
 	c.room.Broadcast()
 	if c.refuses && len(c.streams) == 0 {
@@ -530,7 +624,7 @@ func (c *caller) forgetLocked(s *stream) {
 // forgetIfDoneLocked takes a stream out when both sides have sent their last.
 // Preconditions: c.mu is held.
 func (c *caller) forgetIfDoneLocked(s *stream) {
-	if s.callerDone && s.serverDone && s.queued == 0 {
+	if s.callerDone && s.serverDone && len(s.waiting) == 0 {
 		c.forgetLocked(s)
 	}
 }
@@ -546,6 +640,7 @@ func (c *caller) answerHere(s *stream, code codes.Code, message string) bool {
 		return false
 	}
 	answering, callerDone := s.answering, s.callerDone
+	c.forgetLocked(s) // before anybody else can write to it
 	c.mu.Unlock()
 	c.out.headersLocked(s.id, statusFields(answering, code, message), true)
 	if !callerDone {
@@ -553,9 +648,7 @@ func (c *caller) answerHere(s *stream, code codes.Code, message string) bool {
 		_ = c.out.framer.WriteRSTStream(s.id, http2.ErrCodeNo) //nolint:errcheck // see output
 	}
 	c.out.mu.Unlock()
-	c.mu.Lock()
-	c.forgetLocked(s)
-	c.mu.Unlock()
+	c.creditUploads(0)
 	c.out.flush()
 	return true
 }

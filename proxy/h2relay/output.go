@@ -3,6 +3,10 @@ package h2relay
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
 	"net"
 	"sync"
 
@@ -52,6 +56,9 @@ func (o *output) flush() {
 // Preconditions: o.mu is held.
 func (o *output) headersLocked(id uint32, fields []hpack.HeaderField, endStream bool) {
 	o.block.Reset()
+	if o.block.Cap() > bufferBytes {
+		o.block = bytes.Buffer{} // one large header is not kept for the connection's life
+	}
 	for _, f := range fields {
 		_ = o.encoder.WriteField(f) //nolint:errcheck // a bytes.Buffer takes everything
 	}
@@ -70,14 +77,19 @@ func (o *output) headersLocked(id uint32, fields []hpack.HeaderField, endStream 
 	}
 }
 
-func (o *output) headers(id uint32, fields []hpack.HeaderField, endStream bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.headersLocked(id, fields, endStream)
-}
-
-func (o *output) data(id uint32, endStream bool, payload []byte) {
-	o.do(func(f *http2.Framer) error { return f.WriteData(id, endStream, payload) })
+// dataLocked writes a DATA frame. The payload is copied once, into the buffer,
+// where [http2.Framer.WriteData] would copy it twice.
+// Preconditions: o.mu is held, the payload has at most frameBytes.
+func (o *output) dataLocked(id uint32, endStream bool, payload []byte) {
+	var flags http2.Flags
+	if endStream {
+		flags = http2.FlagDataEndStream
+	}
+	n := len(payload)
+	header := append(o.buffer.AvailableBuffer(), byte(n>>16), byte(n>>8), byte(n), byte(http2.FrameData), byte(flags))
+	header = binary.BigEndian.AppendUint32(header, id)
+	_, _ = o.buffer.Write(header)  //nolint:errcheck // see output
+	_, _ = o.buffer.Write(payload) //nolint:errcheck // see output
 }
 
 func (o *output) reset(id uint32, code http2.ErrCode) {
@@ -103,16 +115,24 @@ func (o *output) setTableSize(size uint32) {
 type input struct {
 	buffer *bufio.Reader
 	framer *http2.Framer
+	// data is the frame that next has read when it returns none.
+	data dataFrame
 }
 
-func newInput(conn net.Conn) *input {
-	in := &input{buffer: bufio.NewReaderSize(conn, bufferBytes)}
-	in.framer = http2.NewFramer(nil, in.buffer)
-	in.framer.SetMaxReadFrameSize(frameBytes)
-	in.framer.SetReuseFrames()
-	in.framer.ReadMetaHeaders = hpack.NewDecoder(headerTableBytes, nil)
-	return in
+// dataFrame is a DATA frame.
+type dataFrame struct {
+	id uint32
+	// payload is valid until the next frame is read.
+	payload []byte
+	// size is what it takes of the flow-control windows: the payload and its
+	// padding (RFC 9113, section 6.9.1).
+	size int64
+	end  bool
 }
+
+// headerListBytes bounds a header, counted as in RFC 9113, section 10.5.1. It is
+// what grpc takes on both sides unless told otherwise.
+const headerListBytes = 16 << 20
 
 // headerTableBytes is the size of the table of header compression that peers may
 // use towards us: the default (RFC 9113, section 6.5.2).
@@ -121,8 +141,17 @@ const headerTableBytes = 4096
 // frameHeaderBytes precede each frame (RFC 9113, section 4.1).
 const frameHeaderBytes = 9
 
-// ready reports whether a whole frame is in the buffer, so that reading it does
-// not wait.
+func newInput(conn net.Conn) *input {
+	in := &input{buffer: bufio.NewReaderSize(conn, bufferBytes)}
+	in.framer = http2.NewFramer(nil, in.buffer)
+	in.framer.SetMaxReadFrameSize(frameBytes)
+	in.framer.ReadMetaHeaders = hpack.NewDecoder(headerTableBytes, nil)
+	in.framer.MaxHeaderListSize = headerListBytes
+	return in
+}
+
+// ready reports whether a whole frame, or a header with all its frames, is in
+// the buffer, so that reading it does not wait.
 func (in *input) ready() bool {
 	if in.buffer.Buffered() < frameHeaderBytes {
 		return false
@@ -131,6 +160,110 @@ func (in *input) ready() bool {
 	if err != nil {
 		return false
 	}
-	length := int(header[0])<<16 | int(header[1])<<8 | int(header[2])
-	return in.buffer.Buffered() >= frameHeaderBytes+length
+	if http2.FrameType(header[3]) == http2.FrameHeaders && !http2.Flags(header[4]).Has(http2.FlagHeadersEndHeaders) {
+		return false // the rest may come late
+	}
+	return in.buffer.Buffered() >= frameHeaderBytes+payloadBytes(header)
+}
+
+// payloadBytes returns the length that stands in a frame's header.
+func payloadBytes(header []byte) int {
+	return int(header[0])<<16 | int(header[1])<<8 | int(header[2])
+}
+
+// next reads a frame. A DATA frame is in in.data and the result is nil; that is
+// the way of nearly all bytes, and they stay in the buffer they were read to.
+//
+// After an [http2.StreamError] reading can go on. All other errors end the
+// connection; those that are the peer's fault are an [http2.ConnectionError].
+func (in *input) next() (http2.Frame, error) {
+	header, err := in.buffer.Peek(frameHeaderBytes)
+	if err != nil {
+		if len(header) > 0 && errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return nil, err
+	}
+	if http2.FrameType(header[3]) == http2.FrameData {
+		return nil, in.nextData(header)
+	}
+	head, err := in.framer.ReadFrameHeader()
+	if errors.Is(err, http2.ErrFrameTooLarge) {
+		return nil, fmt.Errorf("%w: %w", http2.ConnectionError(http2.ErrCodeFrameSize), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	frame, err := in.framer.ReadFrameForHeader(head)
+	var streamErr http2.StreamError
+	switch {
+	case errors.As(err, &streamErr) && streamErr.Cause == nil && head.Type == http2.FrameHeaders:
+		// The framer gave up before it decoded the header (its padding is
+		// longer than it), so the compression of what follows is lost.
+		return nil, http2.ConnectionError(http2.ErrCodeProtocol)
+	case err != nil:
+		return nil, err
+	}
+	switch f := frame.(type) {
+	case *http2.PushPromiseFrame:
+		// Callers must not, servers were told not to (RFC 9113, section 8.4);
+		// and the header in it is not decoded.
+		return nil, http2.ConnectionError(http2.ErrCodeProtocol)
+	case *http2.MetaHeadersFrame:
+		if f.Truncated {
+			// As grpc answers it (internal/transport: operateHeaders).
+			return nil, http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeFrameSize, Cause: errHeaderTooLarge}
+		}
+	}
+	return frame, nil
+}
+
+var errHeaderTooLarge = errors.New("the header is too large")
+
+// nextData reads a DATA frame (RFC 9113, section 6.1).
+func (in *input) nextData(header []byte) error {
+	size := payloadBytes(header)
+	padded := http2.Flags(header[4]).Has(http2.FlagDataPadded)
+	in.data = dataFrame{
+		id:   binary.BigEndian.Uint32(header[5:]) & (1<<31 - 1),
+		size: int64(size),
+		end:  http2.Flags(header[4]).Has(http2.FlagDataEndStream),
+	}
+	switch {
+	case size > frameBytes:
+		return http2.ConnectionError(http2.ErrCodeFrameSize)
+	case in.data.id == 0:
+		return http2.ConnectionError(http2.ErrCodeProtocol)
+	}
+	whole, err := in.buffer.Peek(frameHeaderBytes + size)
+	if err != nil {
+		if errors.Is(err, io.EOF) {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	// The bytes stay where they are until the buffer is read into again.
+	if _, err := in.buffer.Discard(len(whole)); err != nil {
+		return err
+	}
+	payload := whole[frameHeaderBytes:]
+	if padded {
+		if len(payload) == 0 || int(payload[0]) >= len(payload) {
+			return http2.ConnectionError(http2.ErrCodeProtocol)
+		}
+		payload = payload[1 : len(payload)-int(payload[0])]
+	}
+	in.data.payload = payload
+	return nil
+}
+
+// lastSetting returns the value that a setting has after a frame; of several the
+// last counts (RFC 9113, section 6.5.3).
+func lastSetting(f *http2.SettingsFrame, id http2.SettingID) (value uint32, ok bool) {
+	for i := range f.NumSettings() {
+		if s := f.Setting(i); s.ID == id {
+			value, ok = s.Val, true
+		}
+	}
+	return value, ok
 }

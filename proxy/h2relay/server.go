@@ -6,10 +6,13 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 )
 
@@ -27,9 +30,12 @@ type server struct {
 	window int64
 	// streamWindow is the server's SETTINGS_INITIAL_WINDOW_SIZE.
 	streamWindow int64
-	// queue holds what callers sent and the server has no room for. The
-	// caller's own window bounds it.
-	queue []upload
+	// queue are the streams with bytes of the caller's that the server has no
+	// room for.
+	queue []*stream
+	// told are the SETTINGS that the server has not acknowledged, in order: the
+	// caller's that wait for it, nil for those that nobody waits for.
+	told []*settling
 	// open is how many calls are in flight on it.
 	open int
 	// ended is why the connection is over, nil before.
@@ -40,14 +46,6 @@ type server struct {
 	consumed int64
 }
 
-// upload is a part of a request that waits.
-type upload struct {
-	stream  *stream
-	payload []byte
-	size    int64
-	end     bool
-}
-
 // connect makes a connection the one for new calls, and reads it in a goroutine
 // of its own. place is where the caller keeps it.
 func (c *caller) connect(conn net.Conn, place **server, name string) *server {
@@ -55,6 +53,7 @@ func (c *caller) connect(conn net.Conn, place **server, name string) *server {
 		caller: c, conn: conn, name: name,
 		in: newInput(conn), out: newOutput(conn),
 		window: initialWindow, streamWindow: initialWindow,
+		told: []*settling{nil},
 	}
 	c.mu.Lock()
 	if c.closed {
@@ -87,7 +86,8 @@ func (c *caller) connect(conn net.Conn, place **server, name string) *server {
 // calls that were on it.
 func (s *server) serve() {
 	err := s.read()
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET):
 		err = errors.New("the connection ended before the answer")
 	}
 	c := s.caller
@@ -102,11 +102,63 @@ func (s *server) serve() {
 			streams = append(streams, st)
 		}
 	}
-	s.queue = nil
-	c.mu.Unlock()
-	for _, st := range streams {
-		c.answerHere(st, codes.Unavailable, fmt.Sprintf("%s: %v", s.name, err))
+	for _, told := range s.told {
+		if told != nil {
+			told.servers--
+		}
 	}
+	s.told = nil
+	c.mu.Unlock()
+	c.acknowledge()
+	for _, st := range streams {
+		if !c.answerHere(st, codes.Unavailable, fmt.Sprintf("%s: %v", s.name, err)) {
+			// It has its answer, only the request was not at its end.
+			s.takeReset(st.id, http2.ErrCodeNo)
+		}
+	}
+	c.out.flush()
+}
+
+// hangUp ends the connection, on which nothing is any more.
+func (s *server) hangUp() {
+	s.out.flush()
+	_ = s.conn.Close() //nolint:errcheck // it is over
+}
+
+// begin takes a new call: it is in flight and its header on the way, in one go, so
+// that no reset comes first. It reports false if another server is needed.
+func (s *server) begin(st *stream, fields []hpack.HeaderField) bool {
+	c := s.caller
+	s.out.mu.Lock()
+	c.mu.Lock()
+	if s.leaving {
+		c.mu.Unlock()
+		s.out.mu.Unlock()
+		return false
+	}
+	if !c.admitLocked(st) {
+		c.mu.Unlock()
+		s.out.mu.Unlock()
+		return true
+	}
+	if c.drainBegan && st.endless {
+		c.mu.Unlock()
+		s.out.mu.Unlock()
+		c.answerHere(st, codes.Unavailable, messageStopping)
+		return true
+	}
+	st.server = s
+	s.open++
+	st.room = s.streamWindow
+	// The caller counts with the window that all begin with.
+	extra := s.streamWindow - initialWindow
+	st.debt = max(-extra, 0)
+	end := st.callerDone
+	c.mu.Unlock()
+	s.out.headersLocked(st.id, fields, end)
+	s.out.mu.Unlock()
+	c.out.credit(st.id, extra)
+	return true
 }
 
 // leaveLocked gives no new calls to the server. Preconditions: caller.mu is held.
@@ -135,40 +187,57 @@ func (s *server) read() (err error) {
 			s.caller.out.flush()
 			s.out.flush()
 		}
-		frame, err := s.in.framer.ReadFrame()
+		frame, err := s.in.next()
 		var streamErr http2.StreamError
 		switch {
 		case errors.As(err, &streamErr):
-			s.resetFromHere(streamErr.StreamID, streamErr.Code)
+			if s.takeReset(streamErr.StreamID, streamErr.Code) {
+				s.out.reset(streamErr.StreamID, streamErr.Code)
+			}
 			continue
 		case err != nil && !greeted:
 			return fmt.Errorf("it does not speak HTTP/2: %w", err)
 		case err != nil:
-			return err
+			return s.breakOff(err)
 		}
-		if _, ok := frame.(*http2.SettingsFrame); ok && !greeted {
+		if !greeted {
+			if settings, ok := frame.(*http2.SettingsFrame); !ok || settings.IsAck() {
+				return errors.New("it does not speak HTTP/2: it does not begin with its settings")
+			}
 			greeted = true
 			if err := s.conn.SetReadDeadline(time.Time{}); err != nil {
 				return err
 			}
 		}
-		s.take(frame)
+		if err := s.take(frame); err != nil {
+			return s.breakOff(err)
+		}
 	}
 }
 
-// take acts on one of the server's frames.
-func (s *server) take(frame http2.Frame) {
+// breakOff tells the server why the connection ends, if it is its fault.
+func (s *server) breakOff(err error) error {
+	var connErr http2.ConnectionError
+	if errors.As(err, &connErr) {
+		s.out.do(func(f *http2.Framer) error { return f.WriteGoAway(0, http2.ErrCode(connErr), nil) })
+		s.out.flush()
+	}
+	return err
+}
+
+// take acts on one of the server's frames; nil stands for DATA.
+func (s *server) take(frame http2.Frame) error {
 	switch f := frame.(type) {
+	case nil:
+		s.takeData(s.in.data)
 	case *http2.MetaHeadersFrame:
 		s.takeHeaders(f)
-	case *http2.DataFrame:
-		s.takeData(f)
 	case *http2.RSTStreamFrame:
 		s.takeReset(f.StreamID, f.ErrCode)
 	case *http2.WindowUpdateFrame:
-		s.takeCredit(f.StreamID, f.Increment)
+		return s.takeCredit(f.StreamID, f.Increment)
 	case *http2.SettingsFrame:
-		s.takeSettings(f)
+		return s.takeSettings(f)
 	case *http2.PingFrame:
 		if !f.IsAck() {
 			s.out.do(func(w *http2.Framer) error { return w.WritePing(true, f.Data) })
@@ -176,117 +245,114 @@ func (s *server) take(frame http2.Frame) {
 	case *http2.GoAwayFrame:
 		s.takeGoAway(f.LastStreamID)
 	}
+	return nil
 }
 
-// stream returns a call in flight on this server, nil if it is over.
-func (s *server) stream(id uint32) *stream {
-	c := s.caller
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if st := c.streams[id]; st != nil && st.server == s {
+// streamLocked returns a call in flight on this server whose response goes on,
+// nil if there is none. Preconditions: caller.mu is held.
+func (s *server) streamLocked(id uint32) *stream {
+	if st := s.caller.streams[id]; st != nil && st.server == s && !st.serverDone {
 		return st
 	}
 	return nil
 }
 
 func (s *server) takeHeaders(f *http2.MetaHeadersFrame) {
-	st := s.stream(f.StreamID)
-	if st == nil {
-		return
-	}
 	c := s.caller
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
 	c.mu.Lock()
-	gone := st.gone
-	st.answering = true
-	c.mu.Unlock()
-	if gone {
+	st := s.streamLocked(f.StreamID)
+	if st == nil {
+		c.mu.Unlock()
 		return
 	}
-	c.out.headersLocked(st.id, f.Fields, f.StreamEnded())
-	if f.StreamEnded() {
-		c.serverDone(st)
+	if !strings.HasPrefix(f.PseudoValue("status"), "1") { // RFC 9110, section 15.2
+		st.answering = true
 	}
+	if f.StreamEnded() {
+		c.serverDoneLocked(st)
+	}
+	c.mu.Unlock()
+	c.out.headersLocked(f.StreamID, f.Fields, f.StreamEnded())
 }
 
-// serverDone notes that the response is whole.
-func (c *caller) serverDone(st *stream) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// serverDoneLocked notes that the response is whole; its last frame is written
+// before c.out is unlocked. Preconditions: c.out.mu and c.mu are held.
+func (c *caller) serverDoneLocked(st *stream) {
 	st.serverDone = true
 	st.finish()
 	c.forgetIfDoneLocked(st)
 }
 
-func (s *server) takeData(f *http2.DataFrame) {
-	size, payload := int64(f.Length), f.Data()
-	c := s.caller
-	st := s.stream(f.StreamID)
-	for st != nil && len(payload) > 0 {
-		n := s.takeRoom(st, len(payload))
-		if n == 0 {
-			st = nil // it has ended meanwhile
+func (s *server) takeData(f dataFrame) {
+	payload := f.payload
+	wanted := len(payload) > 0 || f.end
+	for wanted {
+		var n int
+		n, wanted = s.pass(f.id, payload, f.end)
+		payload = payload[n:]
+		if len(payload) == 0 {
 			break
 		}
-		c.write(st, payload[:n], f.StreamEnded() && n == len(payload))
-		payload = payload[n:]
 	}
-	if st != nil && f.StreamEnded() && len(f.Data()) == 0 {
-		c.write(st, nil, true)
+	if padding := f.size - int64(len(f.payload)); padding > 0 && !f.end {
+		// It does not go on, so the caller can't give it back.
+		s.out.credit(f.id, padding)
 	}
-	if st != nil {
-		// Padding does not go on, so the caller can't give it back.
-		s.out.credit(st.id, size-int64(len(f.Data())))
-	}
-	s.consumed += size
+	s.consumed += f.size
 	if s.consumed >= serverWindowBytes/4 {
 		s.out.credit(0, s.consumed)
 		s.consumed = 0
 	}
 }
 
-// write passes a part of a response on.
-func (c *caller) write(st *stream, payload []byte, end bool) {
-	c.out.mu.Lock()
-	defer c.out.mu.Unlock()
-	c.mu.Lock()
-	gone := st.gone
-	c.mu.Unlock()
-	if gone {
-		return
-	}
-	_ = c.out.framer.WriteData(st.id, end, payload) //nolint:errcheck // see output
-	if end {
-		c.serverDone(st)
+// pass writes as much of a response's bytes as the caller has room for, but at
+// least one: it waits for room. It reports false if the call has ended meanwhile.
+func (s *server) pass(id uint32, payload []byte, end bool) (n int, ok bool) {
+	c := s.caller
+	for {
+		c.out.mu.Lock()
+		c.mu.Lock()
+		st := s.streamLocked(id)
+		if st == nil {
+			c.mu.Unlock()
+			c.out.mu.Unlock()
+			return 0, false
+		}
+		if c.window > 0 || len(payload) == 0 {
+			n := int(min(int64(len(payload)), max(c.window, 0)))
+			c.window -= int64(n)
+			last := end && n == len(payload)
+			if last {
+				c.serverDoneLocked(st)
+			}
+			c.mu.Unlock()
+			c.out.dataLocked(id, last, payload[:n])
+			c.out.mu.Unlock()
+			return n, true
+		}
+		c.mu.Unlock()
+		c.out.mu.Unlock()
+		s.awaitRoom(id)
 	}
 }
 
-// takeRoom waits until the caller's window has room and takes up to want bytes of
-// it. It returns 0 if the call has ended meanwhile.
-func (s *server) takeRoom(st *stream, want int) int {
+// awaitRoom waits until the caller's window has room or the call has ended.
+func (s *server) awaitRoom(id uint32) {
 	c := s.caller
+	// What waits in the buffers is what the caller would make room for.
+	c.out.flush()
+	s.out.flush()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.window <= 0 && !st.gone {
-		// What waits in the buffers is what the caller would make room for.
-		c.mu.Unlock()
-		c.out.flush()
-		s.out.flush()
-		c.mu.Lock()
-	}
-	for c.window <= 0 && !st.gone {
+	for c.window <= 0 && s.streamLocked(id) != nil {
 		c.room.Wait()
 	}
-	if st.gone {
-		return 0
-	}
-	n := min(int64(want), c.window)
-	c.window -= n
-	return int(n)
 }
 
-func (s *server) takeReset(id uint32, code http2.ErrCode) {
+// takeReset ends a call, and reports whether it was in flight.
+func (s *server) takeReset(id uint32, code http2.ErrCode) bool {
 	c := s.caller
 	c.mu.Lock()
 	st := c.streams[id]
@@ -299,110 +365,173 @@ func (s *server) takeReset(id uint32, code http2.ErrCode) {
 	if st != nil {
 		c.out.reset(id, code)
 	}
+	c.creditUploads(0)
+	return st != nil
 }
 
-// resetFromHere ends a stream whose frames are ill-formed, on both sides.
-func (s *server) resetFromHere(id uint32, code http2.ErrCode) {
-	s.out.reset(id, code)
-	s.takeReset(id, code)
-}
-
-func (s *server) takeCredit(id, amount uint32) {
+func (s *server) takeCredit(id, amount uint32) error {
 	c := s.caller
-	if id != 0 {
+	if id == 0 {
 		c.mu.Lock()
-		st := c.streams[id]
-		give := int64(amount)
-		if st != nil && st.server == s {
-			paid := min(st.debt, give)
-			st.debt -= paid
-			give -= paid
-		} else {
-			give = 0
-		}
+		s.window += int64(amount)
+		over := s.window > windowMax
 		c.mu.Unlock()
-		c.out.credit(id, give)
-		return
+		if over {
+			return http2.ConnectionError(http2.ErrCodeFlowControl)
+		}
+		s.sendWaiting()
+		return nil
 	}
 	c.mu.Lock()
-	s.window += int64(amount)
+	st := c.streams[id]
+	if st == nil || st.server != s {
+		c.mu.Unlock()
+		return nil
+	}
+	st.room += int64(amount)
+	paid := min(st.debt, int64(amount))
+	st.debt -= paid
+	waits := len(st.waiting) > 0
 	c.mu.Unlock()
-	s.sendQueued()
+	c.out.credit(id, int64(amount)-paid)
+	if waits {
+		s.sendWaiting()
+	}
+	return nil
 }
 
-// sendQueued sends what has waited, as far as there is room now. Only the
-// server's reading goroutine calls it, so the order of a stream's frames stays.
-func (s *server) sendQueued() {
+// send writes a request's bytes, or keeps them until there is room. It reports
+// whether they are done with: written, or not wanted any more.
+func (s *server) send(st *stream, payload []byte, end bool) bool {
 	c := s.caller
+	size := int64(len(payload))
+	s.out.mu.Lock()
+	defer s.out.mu.Unlock()
+	c.mu.Lock()
+	if st.gone {
+		c.mu.Unlock()
+		return true
+	}
+	st.callerDone = end
+	if len(st.waiting) > 0 || size > 0 && size > min(st.room, s.window) {
+		if len(st.waiting) == 0 {
+			s.queue = append(s.queue, st)
+		}
+		st.waiting = append(st.waiting, payload...)
+		c.mu.Unlock()
+		return false
+	}
+	st.room -= size
+	s.window -= size
+	c.forgetIfDoneLocked(st)
+	c.mu.Unlock()
+	s.out.dataLocked(st.id, end, payload)
+	return true
+}
+
+// sendWaiting sends what has waited, as far as there is room now, a frame of each
+// stream in turn.
+func (s *server) sendWaiting() {
 	for {
-		c.mu.Lock()
-		if len(s.queue) == 0 {
-			c.mu.Unlock()
+		n := s.sendNext()
+		if n == 0 {
 			return
 		}
-		head := s.queue[0]
-		if !head.stream.gone && s.window < int64(len(head.payload)) {
-			c.mu.Unlock()
-			return
-		}
-		gone := head.stream.gone
-		if !gone {
-			s.window -= int64(len(head.payload))
-		}
-		c.mu.Unlock()
-		// It stays in the queue until it is written, so that nothing overtakes it.
-		if !gone {
-			s.out.data(head.stream.id, head.end, head.payload)
-		}
-		c.mu.Lock()
-		s.queue = s.queue[1:]
-		head.stream.queued--
-		if !head.stream.gone {
-			c.forgetIfDoneLocked(head.stream)
-		}
-		c.mu.Unlock()
-		c.creditUploads(head.size)
+		s.caller.creditUploads(int64(n))
 	}
 }
 
-func (s *server) takeSettings(f *http2.SettingsFrame) {
-	if f.IsAck() {
-		return
-	}
+// sendNext sends a frame of the first stream that waits and has room, and returns
+// how many bytes it was.
+func (s *server) sendNext() int {
 	c := s.caller
-	if size, ok := f.Value(http2.SettingHeaderTableSize); ok {
+	s.out.mu.Lock()
+	defer s.out.mu.Unlock()
+	c.mu.Lock()
+	i := -1
+	if s.window > 0 {
+		i = slices.IndexFunc(s.queue, func(st *stream) bool { return st.room > 0 })
+	}
+	if i < 0 {
+		c.mu.Unlock()
+		return 0
+	}
+	st := s.queue[i]
+	n := min(len(st.waiting), frameBytes, int(s.window), int(st.room))
+	payload := st.waiting[:n]
+	st.waiting = st.waiting[n:]
+	st.room -= int64(n)
+	s.window -= int64(n)
+	s.queue = slices.Delete(s.queue, i, i+1)
+	end := false
+	if len(st.waiting) > 0 {
+		s.queue = append(s.queue, st)
+	} else {
+		st.waiting = nil
+		end = st.callerDone
+		c.forgetIfDoneLocked(st)
+	}
+	c.mu.Unlock()
+	s.out.dataLocked(st.id, end, payload)
+	return n
+}
+
+func (s *server) takeSettings(f *http2.SettingsFrame) error {
+	c := s.caller
+	if f.IsAck() {
+		c.mu.Lock()
+		if len(s.told) > 0 {
+			if s.told[0] != nil {
+				s.told[0].servers--
+			}
+			s.told = s.told[1:]
+		}
+		c.mu.Unlock()
+		c.acknowledge()
+		return nil
+	}
+	if size, ok := lastSetting(f, http2.SettingHeaderTableSize); ok {
 		s.out.setTableSize(size)
 	}
-	if window, ok := f.Value(http2.SettingInitialWindowSize); ok {
-		type credit struct {
-			id     uint32
-			amount int64
+	if window, ok := lastSetting(f, http2.SettingInitialWindowSize); ok {
+		if window > windowMax {
+			return http2.ConnectionError(http2.ErrCodeFlowControl)
 		}
-		var credits []credit
-		c.mu.Lock()
-		delta := int64(window) - s.streamWindow
-		s.streamWindow = int64(window)
-		for id, st := range c.streams {
-			if st.server != s {
-				continue
-			}
-			paid := min(st.debt, max(delta, 0))
-			st.debt += -paid - min(delta, 0)
-			if delta-paid > 0 {
-				credits = append(credits, credit{id, delta - paid})
-			}
-		}
-		c.mu.Unlock()
-		for _, cr := range credits {
-			c.out.credit(cr.id, cr.amount)
-		}
+		s.takeStreamWindow(int64(window))
 	}
-	if limit, ok := f.Value(http2.SettingMaxConcurrentStreams); ok && s.name == c.relay.cfg.Peer {
+	if limit, ok := lastSetting(f, http2.SettingMaxConcurrentStreams); ok && s.name == c.relay.cfg.Peer {
 		c.out.do(func(w *http2.Framer) error {
 			return w.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: limit})
 		})
 	}
 	s.out.do(func(w *http2.Framer) error { return w.WriteSettingsAck() })
+	return nil
+}
+
+// takeStreamWindow changes what the server takes on all its streams, and lets the
+// caller know. The caller can't be told to send less than it counts with, so that
+// becomes a debt, and what it sends meanwhile waits here.
+func (s *server) takeStreamWindow(window int64) {
+	c := s.caller
+	credits := map[uint32]int64{}
+	c.mu.Lock()
+	delta := window - s.streamWindow
+	s.streamWindow = window
+	for id, st := range c.streams {
+		if st.server != s {
+			continue
+		}
+		st.room += delta
+		st.debt -= delta
+		if st.debt < 0 {
+			credits[id], st.debt = -st.debt, 0
+		}
+	}
+	c.mu.Unlock()
+	for id, amount := range credits {
+		c.out.credit(id, amount)
+	}
+	s.sendWaiting()
 }
 
 // takeGoAway gives the server no more calls, and tells callers which ones it did
@@ -423,7 +552,8 @@ func (s *server) takeGoAway(last uint32) {
 	for _, id := range refused {
 		c.out.reset(id, http2.ErrCodeRefusedStream)
 	}
+	c.creditUploads(0)
 	if idle {
-		_ = s.conn.Close() //nolint:errcheck // nothing is on it
+		s.hangUp()
 	}
 }
