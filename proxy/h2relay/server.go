@@ -38,8 +38,8 @@ type server struct {
 	told []*settling
 	// open is how many calls are in flight on it.
 	open int
-	// ended is why the connection is over, nil before.
-	ended error
+	// leaving says that it takes no new calls.
+	leaving bool
 
 	// consumed is what was passed on of its DATA and not yet given back to its
 	// window. Used by its reading goroutine only.
@@ -93,7 +93,6 @@ func (s *server) serve() {
 	c := s.caller
 	_ = s.conn.Close() //nolint:errcheck // it is over
 	c.mu.Lock()
-	s.ended = err
 	s.leaveLocked()
 	c.servers = slices.DeleteFunc(slices.Clone(c.servers), func(other *server) bool { return other == s })
 	var streams []*stream
@@ -163,6 +162,7 @@ func (s *server) begin(st *stream, fields []hpack.HeaderField) bool {
 
 // leaveLocked gives no new calls to the server. Preconditions: caller.mu is held.
 func (s *server) leaveLocked() {
+	s.leaving = true
 	if s.caller.main == s {
 		s.caller.main = nil
 	}
