@@ -40,7 +40,7 @@ type Report struct {
 // Clean reports whether nothing was found.
 func (r Report) Clean() bool { return len(r.Findings) == 0 }
 
-// Finding is one thing, with the invariant of docs/snapshotter.md that it is
+// Finding is one thing, with the invariant of docs/snapshotter-design.md that it is
 // about.
 type Finding struct {
 	Invariant string `json:"invariant"`

@@ -5,7 +5,7 @@
 //
 // The agent and the commands of cleave may import it; it imports
 // fsstats/walk and the packages below it. The design, with what a crash at each
-// step leaves and who repairs it, is in docs/snapshotter.md.
+// step leaves and who repairs it, is in docs/snapshotter-design.md.
 //
 // # What keeps it from deleting the wrong thing
 //
@@ -386,28 +386,15 @@ func (s *Snapshotter) ConfirmContainerd(ctx context.Context, id string) error {
 	if id == "" {
 		return fmt.Errorf("confirm containerd: its identity is empty: %w", errdefs.ErrInvalidArgument)
 	}
-	s.LoseContainerd()
-	pinned, err := s.pinned(ctx)
+	pinned, err := s.pin(ctx, id)
 	if err != nil {
+		s.LoseContainerd()
 		return fmt.Errorf("confirm containerd: %w", err)
-	}
-	if pinned == "" {
-		if err := s.gate.Quick(); err != nil {
-			return fmt.Errorf("confirm containerd: %w", err)
-		}
-		if err := s.db.run(ctx, write{do: func(_ context.Context, b *bolt.Bucket) error {
-			if pinned = string(b.Get(containerdKey)); pinned != "" {
-				return nil // another call was faster
-			}
-			pinned = id
-			return b.Put(containerdKey, []byte(id))
-		}}); err != nil {
-			return fmt.Errorf("confirm containerd: %w", err)
-		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if pinned != id {
+		s.confirmed = false
 		s.refused = fmt.Sprintf("this is containerd %s, the snapshots belong to %s: connect that one, or run `cleave snapshotter unpin` if it is gone for good", id, pinned)
 		return fmt.Errorf("confirm containerd: %s: %w", s.refused, errdefs.ErrFailedPrecondition)
 	}
@@ -423,12 +410,26 @@ func (s *Snapshotter) LoseContainerd() {
 	s.confirmed, s.refused = false, ""
 }
 
-func (s *Snapshotter) pinned(ctx context.Context) (id string, err error) {
+// pin gives the identity that is pinned, and pins id if there is none yet.
+func (s *Snapshotter) pin(ctx context.Context, id string) (pinned string, err error) {
 	err = s.db.read(ctx, func(_ context.Context, b *bolt.Bucket) error {
-		id = string(b.Get(containerdKey))
+		pinned = string(b.Get(containerdKey))
 		return nil
 	})
-	return id, err
+	if err != nil || pinned != "" {
+		return pinned, err
+	}
+	if err := s.gate.Quick(); err != nil {
+		return "", err
+	}
+	err = s.db.run(ctx, write{do: func(_ context.Context, b *bolt.Bucket) error {
+		if pinned = string(b.Get(containerdKey)); pinned != "" {
+			return nil // another call was faster
+		}
+		pinned = id
+		return b.Put(containerdKey, []byte(id))
+	}})
+	return pinned, err
 }
 
 // mayDelete says why nothing may be removed now, as far as containerd is

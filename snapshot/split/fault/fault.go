@@ -13,7 +13,7 @@ package fault
 type Point string
 
 // The moments. What a crash leaves, and who repairs it, is in
-// docs/snapshotter.md.
+// docs/snapshotter-design.md.
 const (
 	// CreateMade: the temporary folder is made, nothing is in the database.
 	CreateMade Point = "create-made"
