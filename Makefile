@@ -135,7 +135,7 @@ lint: ## golangci-lint with the house rules; zero findings
 	@linter="$$($(TOOLCHAIN) get golangci-lint)"; \
 	echo "lint: golangci-lint on all packages; a minute the first time"; \
 	"$$linter" config verify; \
-	"$$linter" run ./...
+	"$$linter" run --allow-parallel-runners ./...
 
 .PHONY: toolchain
 toolchain: ## Build all real peers, the kubelet and the API server too (about 12 minutes the first time)

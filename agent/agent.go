@@ -359,6 +359,9 @@ func (a *agent) status(ctx context.Context) Status {
 		Proxy:       a.proxy.Counters(),
 		Memory:      memoryStatus(),
 	}
+	if a.cfg.Snapshotter.Enabled() {
+		s.Snapshotter = snapshotterStatus(ctx, a.cfg.Snapshotter.StatusEndpoint)
+	}
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt
 		s.MeasureSeconds = p.cost.Seconds()

@@ -38,6 +38,11 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		doctor.Check{Name: "cleave to runtime", Run: func(ctx context.Context) doctor.Result { return checkThrough(ctx, own) }},
 		doctor.Check{Name: "layout", Run: func(ctx context.Context) doctor.Result { return checkLayout(ctx, cfg, control) }},
 	)
+	if cfg.Snapshotter.Enabled() {
+		checks = append(checks, doctor.Check{Name: "split snapshotter", Run: func(ctx context.Context) doctor.Result {
+			return judgeSnapshotter(snapshotterStatus(ctx, cfg.Snapshotter.StatusEndpoint))
+		}})
+	}
 	results = append(results, doctor.Run(ctx, checks)...)
 	return results, conn.Close()
 }
@@ -81,6 +86,13 @@ func checkLayout(ctx context.Context, cfg config.Config, control string) doctor.
 		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
 	}
 	return judgeLayout(layout, "")
+}
+
+func judgeSnapshotter(s *SnapshotterStatus) doctor.Result {
+	if len(s.Problems) == 0 {
+		return doctor.Passed("its roots are the right ones, containerd is recognised")
+	}
+	return doctor.Failed(strings.Join(s.Problems, "; "), "`cleave snapshotter status` says more")
 }
 
 func judgeLayout(layout fsstats.Layout, problem string) doctor.Result {

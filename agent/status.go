@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"runtime/metrics"
@@ -9,6 +10,9 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/agent/snapshotter"
+	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy"
 )
@@ -34,9 +38,37 @@ type Status struct {
 	// MeasureSeconds is how long it took.
 	MeasureSeconds float64 `json:"measureSeconds,omitempty"`
 	// Problem says why the figures are not whole, empty if they are.
-	Problem string         `json:"problem,omitempty"`
-	Proxy   proxy.Counters `json:"proxy"`
-	Memory  MemoryStatus   `json:"memory"`
+	Problem string `json:"problem,omitempty"`
+	// Snapshotter is about the split snapshotter, nil if none is configured.
+	Snapshotter *SnapshotterStatus `json:"snapshotter,omitempty"`
+	Proxy       proxy.Counters     `json:"proxy"`
+	Memory      MemoryStatus       `json:"memory"`
+}
+
+// SnapshotterStatus says in short how the split snapshotter is; its own status
+// has the figures.
+type SnapshotterStatus struct {
+	// Endpoint is its status socket.
+	Endpoint string `json:"endpoint"`
+	// Problems are what keeps it from working, each with what to do, none if all
+	// is well.
+	Problems []string `json:"problems,omitempty"`
+}
+
+// snapshotterTimeout bounds the question to the snapshotter, so that one that
+// hangs does not hold up the page that says so.
+const snapshotterTimeout = 2 * time.Second
+
+func snapshotterStatus(ctx context.Context, endpoint config.Endpoint) *SnapshotterStatus {
+	ctx, cancel := context.WithTimeout(ctx, snapshotterTimeout)
+	defer cancel()
+	s := &SnapshotterStatus{Endpoint: endpoint.String()}
+	if status, err := snapshotter.FetchStatus(ctx, endpoint.Path()); err != nil {
+		s.Problems = []string{err.Error()}
+	} else {
+		s.Problems = status.Problems()
+	}
+	return s
 }
 
 // MemoryStatus is about cleave's own memory, in bytes.
@@ -95,42 +127,50 @@ func filesystemsOf(p *picture) []FilesystemStatus {
 
 // WriteText prints a status for people.
 func (s Status) WriteText(w io.Writer, now time.Time) error {
-	out := &errorWriter{w: w}
-	out.printf("cleave %s, mode %s, pid %d, up %s\n", s.Version, s.Mode, s.PID, now.Sub(s.StartedAt).Round(time.Second))
+	out := page.NewWriter(w)
+	out.Printf("cleave %s, mode %s, pid %d, up %s\n", s.Version, s.Mode, s.PID, now.Sub(s.StartedAt).Round(time.Second))
 	runtime := fmt.Sprintf("%s %s", s.Runtime.Name, s.Runtime.Version)
 	if s.Runtime.Error != "" {
 		runtime = "UNREACHABLE: " + s.Runtime.Error
 	}
-	out.printf("  listens on %s\n  runtime is %s (%s)\n", s.Listen, s.Runtime.Endpoint, runtime)
-	out.printf("  %d calls, %d in flight, %d connections\n", s.Proxy.Calls, s.Proxy.CallsInFlight, s.Proxy.Connections)
+	out.Printf("  listens on %s\n  runtime is %s (%s)\n", s.Listen, s.Runtime.Endpoint, runtime)
+	out.Printf("  %d calls, %d in flight, %d connections\n", s.Proxy.Calls, s.Proxy.CallsInFlight, s.Proxy.Connections)
 	for _, f := range s.Proxy.Fallbacks {
-		out.printf("  ! %d answers of %s went through uncorrected (%s)\n", f.Count, f.Method, f.Reason)
+		out.Printf("  ! %d answers of %s went through uncorrected (%s)\n", f.Count, f.Method, f.Reason)
 	}
-	out.printf("\nLayout: %s (%s)\n", s.Layout, explainLayout(s.Layout))
+	out.Printf("\nLayout: %s (%s)\n", s.Layout, explainLayout(s.Layout))
 	switch {
 	case s.MeasuredAt == nil:
-		out.printf("Not measured yet.\n")
+		out.Printf("Not measured yet.\n")
 	default:
-		out.printf("Measured %s ago in %s.\n", now.Sub(*s.MeasuredAt).Round(time.Second), time.Duration(s.MeasureSeconds*float64(time.Second)).Round(time.Millisecond))
+		out.Printf("Measured %s ago in %s.\n", now.Sub(*s.MeasuredAt).Round(time.Second), time.Duration(s.MeasureSeconds*float64(time.Second)).Round(time.Millisecond))
 	}
 	if s.Problem != "" {
-		out.printf("! Figures are incomplete: %s\n", s.Problem)
+		out.Printf("! Figures are incomplete: %s\n", s.Problem)
+	}
+	if s.Snapshotter != nil {
+		if len(s.Snapshotter.Problems) == 0 {
+			out.Printf("The split snapshotter works (`cleave snapshotter status` has its figures).\n")
+		}
+		for _, p := range s.Snapshotter.Problems {
+			out.Printf("! Split snapshotter: %s\n", p)
+		}
 	}
 
-	out.printf("\n")
+	out.Printf("\n")
 	// Paths are long and stand last; figures are told once for each filesystem, below.
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	tw := &errorWriter{w: table}
-	tw.printf("ROLE\tDEVICE\tPATH\n")
+	tw := page.NewWriter(table)
+	tw.Printf("ROLE\tDEVICE\tPATH\n")
 	for _, r := range s.Roles {
-		tw.printf("%s\t%s\t%s\n", r.Role, r.Filesystem.Device, r.Reported)
+		tw.Printf("%s\t%s\t%s\n", r.Role, r.Filesystem.Device, r.Reported)
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
 	for _, r := range s.Roles {
 		if r.Note != "" {
-			out.printf("! %s: %s\n", r.Role, r.Note)
+			out.Printf("! %s: %s\n", r.Role, r.Note)
 		}
 	}
 
@@ -139,23 +179,23 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 		for i, r := range fs.Roles {
 			roles[i] = string(r)
 		}
-		out.printf("\nDevice %s (%s), %s on %s: %s\n", fs.Device, fs.Source, fs.Type, fs.Mountpoint, strings.Join(roles, ", "))
-		out.printf("  capacity %s, used %s, available %s, %s\n",
-			Bytes(fs.CapacityBytes), Bytes(fs.UsedBytes), Bytes(fs.AvailableBytes), inodes(fs.Filesystem))
+		out.Printf("\nDevice %s (%s), %s on %s: %s\n", fs.Device, fs.Source, fs.Type, fs.Mountpoint, strings.Join(roles, ", "))
+		out.Printf("  capacity %s, used %s, available %s, %s\n",
+			page.Bytes(fs.CapacityBytes), page.Bytes(fs.UsedBytes), page.Bytes(fs.AvailableBytes), inodes(fs.Filesystem))
 		classes := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-		cw := &errorWriter{w: classes}
+		cw := page.NewWriter(classes)
 		for _, c := range fs.Classes {
 			note := ""
 			if c.Unmeasured > 0 {
 				note = fmt.Sprintf("  + %d not measured", c.Unmeasured)
 			}
-			cw.printf("  %s\t%s\t%d inodes\t%s\n", c.Class, Bytes(c.Bytes), c.Inodes, note)
+			cw.Printf("  %s\t%s\t%d inodes\t%s\n", c.Class, page.Bytes(c.Bytes), c.Inodes, note)
 		}
 		if err := classes.Flush(); err != nil {
 			return err
 		}
 	}
-	return out.err
+	return out.Err()
 }
 
 func explainLayout(k fsstats.LayoutKind) string {
@@ -179,38 +219,4 @@ func inodes(fs fsstats.Filesystem) string {
 		return "inodes without limit"
 	}
 	return fmt.Sprintf("inodes used %d of %d", used, *fs.InodesTotal)
-}
-
-// Bytes writes an amount with a binary unit, as Kubernetes does: "1.5Gi".
-func Bytes(n uint64) string {
-	units := []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
-	value, unit := float64(n), 0
-	for value >= 1024 && unit < len(units)-1 {
-		value /= 1024
-		unit++
-	}
-	if unit == 0 {
-		return fmt.Sprintf("%d", n)
-	}
-	return fmt.Sprintf("%.1f%s", value, units[unit])
-}
-
-// errorWriter remembers the first error, so that a page of output has one
-// place that asks for it.
-type errorWriter struct {
-	w   io.Writer
-	err error
-}
-
-func (e *errorWriter) Write(b []byte) (int, error) {
-	if e.err != nil {
-		return 0, e.err
-	}
-	n, err := e.w.Write(b)
-	e.err = err
-	return n, err
-}
-
-func (e *errorWriter) printf(format string, args ...any) {
-	_, _ = fmt.Fprintf(e, format, args...) // the error is kept in e
 }

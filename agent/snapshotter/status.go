@@ -1,6 +1,7 @@
 package snapshotter
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/snapshot/split"
 )
 
@@ -118,6 +120,36 @@ func (s Status) WriteText(out io.Writer, now time.Time) error {
 	return err
 }
 
+// Problems are what keeps the snapshotter from working as it should, each with
+// what to do.
+func (s Status) Problems() []string {
+	var out []string
+	for _, r := range s.Store.Fence.Reasons {
+		out = append(out, fmt.Sprintf("nothing is made or deleted, %s: %s: %s", r.Root, r.What, r.Remedy))
+	}
+	if s.Containerd.PID == 0 {
+		out = append(out, "nothing is deleted, containerd is not recognised: "+cmp.Or(s.Containerd.Reason, "it has not answered yet"))
+	} else if s.Containerd.PokedAt == nil && s.Containerd.PokeProblem != "" {
+		out = append(out, "what was removed while the snapshotter was away keeps its space: "+s.Containerd.PokeProblem)
+	}
+	if a := s.Store.Alarm; a != nil {
+		out = append(out, fmt.Sprintf("a clean-up of %d folders is held up: %s: find out why, then run `cleave snapshotter confirm`", len(a.Folders), a.Reason))
+	}
+	for _, r := range []split.RootStatus{s.Store.Image, s.Store.Container} {
+		if r.Trash.LastError != "" {
+			out = append(out, "something in the trash can't be deleted: "+r.Trash.LastError)
+		}
+		out = append(out, r.Errors...)
+	}
+	if s.Problem != "" {
+		out = append(out, s.Problem)
+	}
+	if s.Calls.Panics > 0 {
+		out = append(out, fmt.Sprintf("%d calls broke by a fault of cleave's own: look at its log and report it", s.Calls.Panics))
+	}
+	return out
+}
+
 func (s Status) writeContainerd(b *strings.Builder, now time.Time) {
 	c := s.Containerd
 	if c.PID == 0 {
@@ -173,20 +205,8 @@ func writeRoot(b *strings.Builder, name string, r split.RootStatus) error {
 	return nil
 }
 
-// size writes bytes with a binary unit, as Kubernetes does: "1.5Gi".
-func size(n int64) string {
-	value := float64(n)
-	for _, unit := range []string{"", "Ki", "Mi", "Gi", "Ti"} {
-		switch {
-		case value < 1024 && unit == "":
-			return fmt.Sprint(n)
-		case value < 1024:
-			return fmt.Sprintf("%.1f%s", value, unit)
-		}
-		value /= 1024
-	}
-	return fmt.Sprintf("%.1fPi", value)
-}
+// size writes an amount, which is never negative.
+func size(n int64) string { return page.Bytes(uint64(max(n, 0))) } //nolint:gosec // see above
 
 func ago(now, t time.Time) string {
 	if t.IsZero() {

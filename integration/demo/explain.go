@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/agent/page"
 )
 
 // explainLayers says in words why the answers about writable layers differ, and
@@ -102,7 +102,7 @@ func (r report) explainImages() string {
 	return fmt.Sprintf("What containerd calls images (%s) is image layers %s plus the writable layers that it knows, %s%s, though those "+
 		"are on the disk %s. The content store, %s on the disk %s, is not in it. So a container that writes looks like images that grow, "+
 		"on a disk that it does not touch.",
-		given.size(), r.imageLayers.size(), agent.Bytes(want.bytes-r.imageLayers.bytes), without, nodeDisk, r.content.size(), imagesDisk)
+		given.size(), r.imageLayers.size(), page.Bytes(want.bytes-r.imageLayers.bytes), without, nodeDisk, r.content.size(), imagesDisk)
 }
 
 func anyLayer(layer) bool { return true }

@@ -6,7 +6,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/agent/page"
 )
 
 // pageColumns is the widest line that is printed.
@@ -116,7 +116,7 @@ func entry(list []figure, i int) figure {
 	return figure{}
 }
 
-func (a amount) size() string   { return agent.Bytes(a.bytes) }
+func (a amount) size() string   { return page.Bytes(a.bytes) }
 func (a amount) count() string  { return fmt.Sprint(a.inodes) }
 func (a amount) String() string { return fmt.Sprintf("%s, %s", a.size(), plural(a.inodes, "inode")) }
 

@@ -1,0 +1,46 @@
+package snapshotter
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleave-cri/cleave/snapshot/split"
+	"github.com/cleave-cri/cleave/snapshot/split/fence"
+)
+
+// TestProblemsSayWhatIsWrongAndWhatToDo: each state that keeps the snapshotter
+// from its work is told, and a healthy one has nothing to tell.
+func TestProblemsSayWhatIsWrongAndWhatToDo(t *testing.T) {
+	t.Parallel()
+	poked := time.Unix(1, 0)
+	cases := []struct {
+		name   string
+		change func(*Status)
+		want   string
+	}{
+		{"healthy", func(*Status) {}, ""},
+		{"fence", func(s *Status) {
+			s.Store.Fence.Reasons = []fence.Reason{{Root: "image", What: "it is not mounted", Remedy: "mount it"}}
+		}, "mount it"},
+		{"containerd unknown", func(s *Status) { s.Containerd.PID = 0; s.Containerd.Reason = "it is another one" }, "it is another one"},
+		{"containerd silent", func(s *Status) { s.Containerd.PID = 0 }, "not answered yet"},
+		{"not compared", func(s *Status) { s.Containerd.PokedAt, s.Containerd.PokeProblem = nil, "no lease" }, "no lease"},
+		{"alarm", func(s *Status) { s.Store.Alarm = &split.Alarm{Reason: "many"} }, "cleave snapshotter confirm"},
+		{"trash", func(s *Status) { s.Store.Image.Trash.LastError = "a mount inside" }, "a mount inside"},
+		{"a root can't be looked at", func(s *Status) { s.Store.Container.Errors = []string{"input/output error"} }, "input/output error"},
+		{"no figures", func(s *Status) { s.Problem = "database" }, "database"},
+		{"own fault", func(s *Status) { s.Calls.Panics = 2 }, "2 calls broke"},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			s := Status{Containerd: ContainerdStatus{PID: 7, PokedAt: &poked}}
+			tc.change(&s)
+			got := s.Problems()
+			if tc.want == "" && len(got) > 0 || tc.want != "" && (len(got) != 1 || !strings.Contains(got[0], tc.want)) {
+				t.Errorf("problems %q, want one with %q", got, tc.want)
+			}
+		})
+	}
+}
