@@ -141,13 +141,13 @@ func (c *caller) serve() (err error) {
 			c.flushAll()
 		}
 		frame, err := c.in.next()
-		var streamErr http2.StreamError
-		switch {
-		case errors.As(err, &streamErr):
+		if err != nil {
+			var streamErr http2.StreamError
+			if !errors.As(err, &streamErr) {
+				return c.breakOff(err)
+			}
 			c.resetFromHere(streamErr.StreamID, streamErr.Code)
 			continue
-		case err != nil:
-			return c.breakOff(err)
 		}
 		if err := c.take(frame); err != nil {
 			return c.breakOff(err)

@@ -169,11 +169,9 @@ func TestLargeMessages(t *testing.T) {
 	w.serveGRPC(echo)
 	conn := w.dialGRPC()
 	want := noise(16 << 20)
-	for range 2 {
-		var got []byte
-		if err := conn.Invoke(t.Context(), "/test/echo", want, &got); err != nil || !bytes.Equal(got, want) {
-			t.Fatalf("got %d bytes, %v", len(got), err)
-		}
+	var got []byte
+	if err := conn.Invoke(t.Context(), "/test/echo", want, &got); err != nil || !bytes.Equal(got, want) {
+		t.Fatalf("got %d bytes, %v", len(got), err)
 	}
 }
 
@@ -220,7 +218,7 @@ func TestCancelledAnswersLeaveTheWindow(t *testing.T) {
 	var callers sync.WaitGroup
 	for range 4 {
 		callers.Go(func() {
-			for range 100 {
+			for range 50 {
 				ctx, cancel := context.WithCancel(t.Context())
 				cs, err := conn.NewStream(ctx, both, "/test/large")
 				if err != nil {
@@ -250,7 +248,7 @@ func TestEarlyEnd(t *testing.T) {
 		return status.Error(codes.ResourceExhausted, "enough: ünd schluß")
 	})
 	conn := w.dialGRPC()
-	for range 50 {
+	for range 20 {
 		cs, err := conn.NewStream(t.Context(), both, "/test/upload")
 		if err != nil {
 			t.Fatal(err)
@@ -271,7 +269,7 @@ func TestServerStopsGracefully(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	conn := w.dialGRPC()
-	for range 10 {
+	for range 5 {
 		srv := grpc.NewServer(grpc.ForceServerCodecV2(rawCodec{}), grpc.UnknownServiceHandler(echo))
 		l := &far{conns: w.servers, done: make(chan struct{})}
 		served := make(chan error, 1)

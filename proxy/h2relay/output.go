@@ -195,13 +195,13 @@ func (in *input) next() (http2.Frame, error) {
 		return nil, err
 	}
 	frame, err := in.framer.ReadFrameForHeader(head)
-	var streamErr http2.StreamError
-	switch {
-	case errors.As(err, &streamErr) && streamErr.Cause == nil && head.Type == http2.FrameHeaders:
-		// The framer gave up before it decoded the header (its padding is
-		// longer than it), so the compression of what follows is lost.
-		return nil, http2.ConnectionError(http2.ErrCodeProtocol)
-	case err != nil:
+	if err != nil {
+		var streamErr http2.StreamError
+		if errors.As(err, &streamErr) && streamErr.Cause == nil && head.Type == http2.FrameHeaders {
+			// The framer gave up before it decoded the header (its padding is
+			// longer than it), so the compression of what follows is lost.
+			return nil, http2.ConnectionError(http2.ErrCodeProtocol)
+		}
 		return nil, err
 	}
 	switch f := frame.(type) {

@@ -188,17 +188,18 @@ func (s *server) read() (err error) {
 			s.out.flush()
 		}
 		frame, err := s.in.next()
-		var streamErr http2.StreamError
-		switch {
-		case errors.As(err, &streamErr):
+		if err != nil {
+			var streamErr http2.StreamError
+			switch {
+			case !greeted:
+				return fmt.Errorf("it does not speak HTTP/2: %w", err)
+			case !errors.As(err, &streamErr):
+				return s.breakOff(err)
+			}
 			if s.takeReset(streamErr.StreamID, streamErr.Code) {
 				s.out.reset(streamErr.StreamID, streamErr.Code)
 			}
 			continue
-		case err != nil && !greeted:
-			return fmt.Errorf("it does not speak HTTP/2: %w", err)
-		case err != nil:
-			return s.breakOff(err)
 		}
 		if !greeted {
 			if settings, ok := frame.(*http2.SettingsFrame); !ok || settings.IsAck() {
