@@ -44,7 +44,7 @@ func TestStatusText(t *testing.T) {
 		},
 		MeasuredAt: &measured, MeasureSeconds: 0.055, Problem: "one layer can't be read",
 		Snapshotter: &SnapshotterStatus{Endpoint: "unix:///t.sock", Problems: []string{"nothing is made or deleted, image: it is not mounted: mount it"}},
-		Proxy: proxy.Counters{Calls: 12, CallsInFlight: 1, Connections: 2, Fallbacks: []proxy.Fallback{{Method: "/m", Reason: "slow", Count: 4}}},
+		Proxy:       proxy.Counters{Calls: 12, CallsInFlight: 1, Connections: 2, Fallbacks: []proxy.Fallback{{Method: "/m", Reason: "slow", Count: 4}}},
 	}
 	want := `cleave 1.2.3, mode cri, pid 7, up 1m30s
   listens on unix:///c.sock
