@@ -97,6 +97,12 @@ oracle: ## The same for 200 000 passes; ORACLESEED=N begins elsewhere
 	@echo "oracle: the kubelet's eviction manager, image collector and threshold parser, and engine, in the same random scenarios"
 	@$(ORACLE) -timeout 60m . -steps 200000 -seed $(ORACLESEED)
 
+.PHONY: test-snapshotter
+test-snapshotter: deps ## containerd's own tests of a snapshotter with every set of options on ext4, xfs and btrfs (root; 6 minutes)
+	@echo "test-snapshotter: the suite with each set of options, one after the other"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_SUITE=all $(call gotestsum,suite,pkgname) -timeout 60m -count=1 -run '^TestSuite$$' ./snapshot/split
+
 .PHONY: summary
 summary:
 	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \
