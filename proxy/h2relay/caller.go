@@ -253,7 +253,7 @@ func (c *caller) drain() {
 			c.endEndless(s)
 		}
 		// One that does not answer pings is taken at its word after a while.
-		timer := time.NewTimer(prefaceTimeout)
+		timer := time.NewTimer(drainTimeout)
 		defer timer.Stop()
 		select {
 		case <-timer.C:

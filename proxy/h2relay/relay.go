@@ -40,7 +40,8 @@ type Config struct {
 	// Endless reports whether calls of a method do not end by themselves. Such
 	// calls are ended when draining begins.
 	Endless func(method string) bool
-	// Begin counts a call; the function that it returns ends it.
+	// Begin counts a call; the function that it returns ends it. Both are called
+	// under a lock: they must not block, nor call the relay.
 	Begin func() func()
 	// Peer is what the server behind is called in messages, for instance
 	// "container runtime at unix:///run/containerd/containerd.sock".
@@ -51,8 +52,12 @@ type Config struct {
 
 const (
 	// prefaceTimeout bounds how long a caller may stay silent before it speaks
-	// HTTP/2, which callers on the same machine do at once.
-	prefaceTimeout = 2 * time.Second
+	// HTTP/2. Callers on the same machine do so at once, unless they are starved.
+	prefaceTimeout = 20 * time.Second
+
+	// drainTimeout bounds how long a caller may take to answer that it was asked
+	// to go.
+	drainTimeout = 2 * time.Second
 
 	// settingsTimeout bounds how long the server behind may stay silent after
 	// it has accepted a connection; it has to speak first as well.
