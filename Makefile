@@ -81,14 +81,14 @@ test-critest: deps ## All critest specs, direct and through cleave, compared (ro
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRITEST=full $(call gotestsum,critest,standard-verbose) -timeout 60m -count=1 -run '^TestCritest' ./integration
 
-# The kubelet's code is compiled for it: about 10 minutes the first time on two cores, seconds after that.
+# The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
 # -mod=mod: its requirements follow those of our own go.mod.
 ORACLE := cd integration/kubeletoracle && nice go test -mod=mod -count=1 -v
 # Where the scenarios begin; each has the next number.
 ORACLESEED ?= 1
 
 .PHONY: test-oracle
-test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (10 minutes the first time, then seconds)
+test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (7 minutes the first time, then seconds)
 	@echo "test-oracle: the kubelet's eviction manager, image collector and threshold parser, and engine, in the same random scenarios"
 	@$(ORACLE) -timeout 15m . -steps 10000 -seed $(ORACLESEED)
 

@@ -47,7 +47,7 @@ type kill struct {
 type kubelet struct {
 	manager eviction.Manager
 	admit   lifecycle.PodAdmitHandler
-	ctx     context.Context
+	ctx     context.Context //nolint:containedctx // the manager's, for as long as it runs
 
 	step     step
 	passes   int
