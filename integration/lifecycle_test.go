@@ -152,6 +152,7 @@ func TestOrphanedSuccessorServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { end(t, successor); ended(t, successor) })
+	ended(t, before.PID) // only then is nobody at the other end of the pipe
 	release()
 	eventually(ctx, t, "the successor", func() (string, bool) {
 		s, err := c.Status(ctx)
