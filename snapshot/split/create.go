@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -208,7 +209,9 @@ func (s *Snapshotter) own(b *bolt.Bucket, root *rootdir.Root, folder string, par
 
 // clearStale moves a folder of an ID that is about to be given out to the trash,
 // in whichever root it is: a crash between the folder's renaming and the commit
-// leaves one, and the ID is given out again (CTD-61).
+// leaves one, and the ID is given out again (CTD-61). IDs are given out in order,
+// so a crash leaves no folder of a higher one: where there is such a folder, the
+// database is older than the folders, and neither is taken.
 func (s *Snapshotter) clearStale(id string) error {
 	for _, role := range fence.Roles() {
 		root, err := s.gate.Root(role)
@@ -222,6 +225,9 @@ func (s *Snapshotter) clearStale(id string) error {
 		if err != nil {
 			return err
 		}
+		if err := s.noneNewer(id); err != nil {
+			return err
+		}
 		entry, err := trash.Move(root, idDir(id), "stale-"+id)
 		if err != nil {
 			return err
@@ -229,6 +235,35 @@ func (s *Snapshotter) clearStale(id string) error {
 		s.log.Warn("a folder without record had the ID of a new snapshot; it went to the trash",
 			zap.String("root", root.Path()), zap.String("id", id), zap.String("entry", entry))
 		s.bins[role].Wake()
+	}
+	return nil
+}
+
+// noneNewer says whether a root has the folder of a higher ID than the one that
+// is about to be given out.
+func (s *Snapshotter) noneNewer(id string) error {
+	next, err := strconv.ParseUint(id, 10, 64)
+	if err != nil {
+		return err
+	}
+	for _, role := range fence.Roles() {
+		root, err := s.gate.Root(role)
+		if err != nil {
+			return err
+		}
+		names, err := root.Names(snapshotsDir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if !idName.MatchString(name) {
+				continue
+			}
+			if n, err := strconv.ParseUint(name, 10, 64); err != nil || n > next {
+				return fmt.Errorf("the folders %s and %s are newer than the database, which would give out ID %s now: it may have been restored from an older copy, so nothing is made; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up: %w",
+					id, filepath.Join(root.Path(), idDir(name)), id, errdefs.ErrFailedPrecondition)
+			}
+		}
 	}
 	return nil
 }
