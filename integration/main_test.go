@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -36,11 +35,15 @@ func run(m *testing.M) int {
 	buildCleave = sync.OnceValues(func() (string, error) {
 		return node.BuildCleave(context.Background(), dir, true)
 	})
+	buildFaulty = sync.OnceValues(func() (string, error) {
+		return node.BuildCleave(context.Background(), dir, true, "faultpoints")
+	})
 	return m.Run()
 }
 
-// buildCleave builds the program under test, with the race detector, once.
-var buildCleave func() (string, error)
+// buildCleave builds the program under test, with the race detector, once;
+// buildFaulty the same with fault points.
+var buildCleave, buildFaulty func() (string, error)
 
 func cleaveBinary(t testing.TB) string {
 	t.Helper()
@@ -111,13 +114,7 @@ func stopAtEnd(t testing.TB, c *node.Cleave) {
 // noRace fails the test if the race detector in a cleave process found one.
 func noRace(t testing.TB, c *node.Cleave) {
 	t.Helper()
-	text, err := os.ReadFile(c.LogFile())
-	if err != nil {
-		t.Error(err)
-	}
-	if _, race, found := strings.Cut(string(text), "WARNING: DATA RACE"); found {
-		t.Errorf("data race in cleave:\n%s", race)
-	}
+	noRaceIn(t, c.LogFile())
 }
 
 func dial(t testing.TB, endpoint string) *pod.Client {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,10 +30,10 @@ type Cleave struct {
 }
 
 // BuildCleave builds the program into a folder and returns its path. race adds
-// the race detector.
-func BuildCleave(ctx context.Context, dir string, race bool) (string, error) {
-	binary := filepath.Join(dir, "cleave")
-	args := []string{"build", "-o", binary}
+// the race detector, tags are build tags.
+func BuildCleave(ctx context.Context, dir string, race bool, tags ...string) (string, error) {
+	binary := filepath.Join(dir, strings.Join(append([]string{"cleave"}, tags...), "-"))
+	args := []string{"build", "-o", binary, "-tags", strings.Join(tags, ",")}
 	if race {
 		args = append(args, "-race")
 	}

@@ -1,12 +1,14 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -21,6 +23,12 @@ import (
 type SplitOptions struct {
 	// Images and Containers are the names of the disks for the two roots.
 	Images, Containers string
+	// Database is the name of the disk for the database; empty means none of its
+	// own.
+	Database string
+	// Binary is the program for the snapshotter, if it is another than
+	// Options.Cleave: one with fault points.
+	Binary string
 	// MaxConcurrentUnpacks is how many layers of an image containerd unpacks at a
 	// time; 0 leaves its default.
 	MaxConcurrentUnpacks int
@@ -34,6 +42,7 @@ type Split struct {
 	cfg    config.Config
 	file   string
 	log    string
+	around []string // the command that starts the program, and its arguments
 
 	cmd *exec.Cmd     // the process started last, nil while none was
 	end chan struct{} // closed when cmd has ended
@@ -41,7 +50,7 @@ type Split struct {
 
 // configureSplit gives a configuration the snapshotter's section for a node.
 func configureSplit(cfg *config.Config, dir string, disks map[string]*disk.Disk, o SplitOptions) error {
-	for _, name := range []string{o.Images, o.Containers} {
+	for _, name := range []string{o.Images, o.Containers, cmp.Or(o.Database, o.Images)} {
 		if disks[name] == nil {
 			return fmt.Errorf("put the node on the split snapshotter: there is no disk %q", name)
 		}
@@ -50,6 +59,9 @@ func configureSplit(cfg *config.Config, dir string, disks map[string]*disk.Disk,
 	s.ImageRoot = filepath.Join(disks[o.Images].Path(), "layers")
 	s.ContainerRoot = filepath.Join(disks[o.Containers].Path(), "writable")
 	s.Database = filepath.Join(dir, "db", "metadata.db")
+	if o.Database != "" {
+		s.Database = filepath.Join(disks[o.Database].Path(), "db", "metadata.db")
+	}
 	s.Endpoint = config.Endpoint(filepath.Join(dir, "s.sock"))
 	s.StatusEndpoint = config.Endpoint(filepath.Join(dir, "t.sock"))
 	return nil
@@ -58,7 +70,7 @@ func configureSplit(cfg *config.Config, dir string, disks map[string]*disk.Disk,
 // newSplit makes the roots, the database, and containerd's drop-in, by the
 // commands that an operator uses. Nothing is started.
 func newSplit(ctx context.Context, c *Cleave, containerd string, ctd *runtime.Containerd, env []string, o SplitOptions) (*Split, error) {
-	s := &Split{binary: c.binary, env: env, cfg: c.cfg, file: c.ConfigFile(), log: filepath.Join(filepath.Dir(c.log), "snapshotter.log")}
+	s := &Split{binary: cmp.Or(o.Binary, c.binary), env: env, cfg: c.cfg, file: c.ConfigFile(), log: filepath.Join(filepath.Dir(c.log), "snapshotter.log")}
 	for _, root := range []string{s.cfg.Snapshotter.ImageRoot, s.cfg.Snapshotter.ContainerRoot} {
 		if err := os.MkdirAll(root, 0o700); err != nil {
 			return nil, fmt.Errorf("make the snapshotter's root: %w", err)
@@ -90,14 +102,21 @@ func (s *Split) Run(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// Start starts the process and waits until it answers.
-func (s *Split) Start(ctx context.Context) error {
+// Within makes a command start the program from now on: it gets the program and
+// its arguments as its last arguments, and has to become the program. None means
+// that the program is started itself.
+func (s *Split) Within(command ...string) { s.around = command }
+
+// Start starts the process and waits until it answers. env is added to its
+// environment, as KEY=value, for this one start.
+func (s *Split) Start(ctx context.Context, env ...string) error {
 	log, err := os.OpenFile(s.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("start the snapshotter: %w", err)
 	}
-	cmd := exec.Command(s.binary, "snapshotter", "--config", s.file) //nolint:gosec,noctx // our own program; it outlives ctx
-	cmd.Env, cmd.Stdout, cmd.Stderr = s.env, log, log
+	command := append(slices.Clone(s.around), s.binary, "snapshotter", "--config", s.file)
+	cmd := exec.Command(command[0], command[1:]...) //nolint:gosec,noctx // our own program; it outlives ctx
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(slices.Clone(s.env), env...), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := errors.Join(cmd.Start(), log.Close()); err != nil {
 		return fmt.Errorf("start the snapshotter: %w", err)
@@ -110,6 +129,17 @@ func (s *Split) Start(ctx context.Context) error {
 		close(end)
 	}()
 	return s.wait(ctx, "answer", func(st snapshotter.Status) bool { return st.PID == cmd.Process.Pid })
+}
+
+// Ended is closed when the process started last has ended.
+func (s *Split) Ended() <-chan struct{} { return s.end }
+
+// PID is the process started last, 0 while none was.
+func (s *Split) PID() int {
+	if s.cmd == nil {
+		return 0
+	}
+	return s.cmd.Process.Pid
 }
 
 // WaitKnown waits until the snapshotter knows this containerd and that has
@@ -166,6 +196,9 @@ func (s *Split) Stop(ctx context.Context) error { return s.Signal(ctx, syscall.S
 
 // Config is the configuration that it runs with.
 func (s *Split) Config() config.Config { return s.cfg }
+
+// Binary is the path of the program.
+func (s *Split) Binary() string { return s.binary }
 
 // LogFile is the path of its log.
 func (s *Split) LogFile() string { return s.log }
