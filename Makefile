@@ -81,7 +81,6 @@ test-critest: deps ## All critest specs, direct and through cleave, compared (ro
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRITEST=full $(call gotestsum,critest,standard-verbose) -timeout 60m -count=1 -run '^TestCritest' ./integration
 
-# The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
 # How many crashes; CLEAVE_TORTURE_SEED=N repeats a run.
 CRASHES ?= 320
 
@@ -92,6 +91,7 @@ torture-snapshotter: deps ## Crash the snapshotter under a real containerd, CRAS
 	@mkdir -p $(RESULTS)
 	@CLEAVE_TORTURE=$(CRASHES) $(call gotestsum,torture,standard-verbose) -timeout 90m -count=1 -run '^TestCrashesUnderContainerd$$' ./integration
 
+# The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
 # -mod=mod: its requirements follow those of our own go.mod.
 ORACLE := cd integration/kubeletoracle && nice go test -mod=mod -count=1 -v
 # Where the scenarios begin; each has the next number.
