@@ -71,7 +71,7 @@ func TestFullDisksUnderContainerd(t *testing.T) {
 	n.store = snapshot.NewStore(n.client.Conn(), "k8s.io")
 	ctx := bounded(t)
 	for i := range 3 {
-		img, err := image.Random(int64(i), 3, 4<<20)
+		img, err := image.Random(int64(i), 3, 1<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -199,12 +199,12 @@ func (n *splitOnly) fullImages(ctx context.Context, t *testing.T) {
 	n.run(ctx, t, "images full")
 	n.remove(ctx, t, "images full")
 	n.removeImage(ctx, t, random(0))
-	n.waitFree(ctx, t, "images", 12<<20)
+	n.waitFree(ctx, t, "images", 3<<20)
 	if _, err := n.client.Pull(ctx, random(1)); err != nil {
 		t.Errorf("a pull into what came free: %v", err)
 	}
 	n.removeImage(ctx, t, random(1))
-	n.waitFree(ctx, t, "images", 12<<20)
+	n.waitFree(ctx, t, "images", 3<<20)
 	empty()
 }
 
