@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 
+	"go.uber.org/zap"
+
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
@@ -80,8 +82,8 @@ func checkLayout(ctx context.Context, cfg config.Config, control string) doctor.
 	if !errors.Is(err, ErrNotRunning) {
 		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
 	}
-	o := observer{configured: cfg.Filesystems}
-	layout, err := fsstats.NewProber().Resolve(o.paths(fallbackImages, "", ""))
+	o := newObserver(cfg, observed{}, zap.NewNop())
+	layout, err := fsstats.NewProber().Resolve(o.paths(o.named, "", ""))
 	if err != nil {
 		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
 	}

@@ -82,6 +82,9 @@ type observer struct {
 	// confirmed.
 	named     string
 	confirmed bool
+	// splitContainers is the root of the split snapshotter for what containers
+	// write, empty without one: they will be there before the first one is.
+	splitContainers string
 }
 
 // newObserver returns an observer that has nothing but an empty picture yet.
@@ -95,6 +98,9 @@ func newObserver(cfg config.Config, parts observed, log *zap.Logger) *observer {
 		log:         log,
 		wanted:      make(chan struct{}, 1),
 		named:       fallbackImages,
+	}
+	if cfg.Snapshotter.Enabled() {
+		o.named, o.splitContainers = cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot
 	}
 	o.book = &layerBook{
 		store:       parts.store,
@@ -301,6 +307,7 @@ func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
 	}
 	p := assemble(observation{
 		at:      o.book.readAt,
+		stored:  o.book.contentRoot != "",
 		guessed: o.guessed(),
 		layout:  layout,
 		layers:  o.book.sorted(),
@@ -339,7 +346,7 @@ func (o *observer) paths(images, containers, content string) map[fsstats.Role]st
 		fsstats.NodeFS:      o.configured.NodeFS,
 		fsstats.Logs:        o.configured.Logs,
 		fsstats.ImageFS:     images,
-		fsstats.ContainerFS: cmp.Or(o.configured.ContainerFS, containers, images),
+		fsstats.ContainerFS: cmp.Or(o.configured.ContainerFS, containers, o.splitContainers, images),
 		fsstats.Content:     content,
 	}
 }

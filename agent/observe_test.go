@@ -597,3 +597,38 @@ func TestAPassThatHangsIsTold(t *testing.T) {
 		}
 	})
 }
+
+// TestASplitNodeIsSplitBeforeItsFirstContainer: the kubelet keeps the first layout
+// that it sees (LAY-8), so it must not hear of one disk while nothing runs yet.
+func TestASplitNodeIsSplitBeforeItsFirstContainer(t *testing.T) {
+	t.Parallel()
+	n := &node{layers: []snapshot.Layer{{Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}}, walks: map[string]int{}, bytes: map[string]int64{}}
+	cfg := config.Default()
+	cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot = "/images", "/layers"
+	o := newObserver(cfg, observed{
+		store: n, filesystems: n, walk: n.walk,
+		mountpoints: func(context.Context) ([]string, []string, error) { return []string{"/images"}, nil, nil },
+	}, zap.NewNop())
+	for _, step := range []func(){o.prime, func() { o.pass(t.Context()) }} {
+		step()
+		f := o.Facts()
+		if f.Images.Mountpoint != "/images" || f.Containers.Mountpoint != "/layers" || f.Images.Device == f.Containers.Device {
+			t.Errorf("images on %s (%s), containers on %s (%s), want /images and /layers", f.Images.Mountpoint, f.Images.Device, f.Containers.Mountpoint, f.Containers.Device)
+		}
+	}
+}
+
+// TestAContentStoreThatCantBeFoundIsNotNothing: the images' sum may lack it, so
+// there is none.
+func TestAContentStoreThatCantBeFoundIsNotNothing(t *testing.T) {
+	t.Parallel()
+	n := &node{
+		layers: []snapshot.Layer{{Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}},
+		places: map[string]func() (fsstats.Filesystem, error){"/images/content": says(fsstats.ErrNoAnswer)},
+	}
+	o := observerOf(n)
+	o.pass(t.Context())
+	if got := o.Facts().Images.Used; got != nil {
+		t.Errorf("images use %+v without the content store, want no figure", got)
+	}
+}

@@ -40,7 +40,9 @@ type observation struct {
 	guessed bool
 	layout  fsstats.Layout
 	layers  []*layerState
-	// content is nil while the content store is not measured.
+	// stored says that there is a content store; content is nil while it is not
+	// measured.
+	stored  bool
 	content *diskstats.Usage
 	// devices are the filesystems of the paths that the runtime names.
 	devices map[string]string
@@ -79,6 +81,9 @@ func assemble(o observation) *picture {
 	}
 	if place, ok := o.layout.Get(fsstats.Content); ok {
 		t.add(place.Filesystem.Device, classContent, o.content)
+	} else if o.stored {
+		// Where it is can't be found out now: it may be with the images.
+		t.add(images.Filesystem.Device, classContent, nil)
 	}
 	if !o.at.IsZero() {
 		facts.Images.Used = t.sum(images.Filesystem.Device, classImages, classUnpacking, classContent)

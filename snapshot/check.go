@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -42,12 +43,20 @@ func judgeVersion(version string) doctor.Result {
 	}
 }
 
+// unreadable judges a store of which not all could be read.
+func unreadable(inv Inventory, err error) doctor.Result {
+	if errors.Is(err, ErrUnread) {
+		return doctor.Failed(err.Error(), "start the process of snapshotter "+strings.Join(inv.Unread, ", ")+" (for the split one: `cleave snapshotter`)")
+	}
+	return doctor.Failed(err.Error(), "start containerd, or set runtime.endpoint to its socket")
+}
+
 // checkRoots looks for snapshotters that name a folder which does not exist:
 // the kubelet's pod statistics fail on such a name (CTD-4).
 func (s *Store) checkRoots(ctx context.Context) doctor.Result {
 	inv, err := s.Inventory(ctx)
 	if err != nil {
-		return doctor.Failed(err.Error(), "start containerd, or set runtime.endpoint to its socket")
+		return unreadable(inv, err)
 	}
 	var names []string
 	for _, sn := range inv.Snapshotters {
@@ -79,7 +88,7 @@ func inUse(inv Inventory, snapshotter string) bool {
 func (s *Store) checkOneSnapshotter(ctx context.Context) doctor.Result {
 	inv, err := s.Inventory(ctx)
 	if err != nil {
-		return doctor.Failed(err.Error(), "start containerd, or set runtime.endpoint to its socket")
+		return unreadable(inv, err)
 	}
 	counts := map[string]int{}
 	for _, l := range inv.Layers {
