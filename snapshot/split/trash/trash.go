@@ -101,7 +101,8 @@ type Stats struct {
 	// FreedBytes and DeletedEntries count since the start of the process.
 	FreedBytes     int64 `json:"freedBytes"`
 	DeletedEntries int64 `json:"deletedEntries"`
-	// LastError is why an entry could not be deleted, empty if the last one was.
+	// LastError is why an entry could not be deleted, empty if the last one was or
+	// none is left.
 	LastError string `json:"lastError,omitempty"`
 }
 
@@ -230,6 +231,8 @@ func (b *Bin) pass(ctx context.Context) {
 		if next == "" {
 			if err := Provide(root); err != nil {
 				b.note(err)
+			} else if len(names) == 0 {
+				b.clean()
 			}
 			return
 		}
@@ -355,6 +358,13 @@ func (b *Bin) failed(name string, err error) {
 	}
 	b.mu.Unlock()
 	b.note(err)
+}
+
+// clean forgets the last error: the root is there, and nothing is left.
+func (b *Bin) clean() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stats.LastError = ""
 }
 
 // note remembers an error and logs it if it is another than the last.
