@@ -71,7 +71,11 @@ func TestFullDisksUnderContainerd(t *testing.T) {
 	n.store = snapshot.NewStore(n.client.Conn(), "k8s.io")
 	ctx := bounded(t)
 	for i := range 3 {
-		img, err := image.Random(int64(i), 3, 1<<20)
+		size := int64(1 << 20)
+		if i == 0 {
+			size = 2 << 20 // more comes free with it than the next one needs
+		}
+		img, err := image.Random(int64(i), 3, size)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -199,7 +203,7 @@ func (n *splitOnly) fullImages(ctx context.Context, t *testing.T) {
 	n.run(ctx, t, "images full")
 	n.remove(ctx, t, "images full")
 	n.removeImage(ctx, t, random(0))
-	n.waitFree(ctx, t, "images", 3<<20)
+	n.waitFree(ctx, t, "images", 5<<20)
 	if _, err := n.client.Pull(ctx, random(1)); err != nil {
 		t.Errorf("a pull into what came free: %v", err)
 	}
