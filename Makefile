@@ -69,10 +69,10 @@ test-unit: ## Tests of all packages (some need root)
 
 .PHONY: test-integration
 test-integration: ## Tests against real containerd, runc and critest (root)
-	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so six at a time"
+	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so four at a time"
 	@mkdir -p $(RESULTS)
 	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
-	@$(call gotestsum,integration) -timeout 30m -parallel 6 ./integration/...
+	@$(call gotestsum,integration) -timeout 30m -parallel 4 ./integration/...
 
 .PHONY: test-critest
 test-critest: deps ## All critest specs, direct and through cleave, compared (root; 5 minutes)

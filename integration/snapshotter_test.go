@@ -635,7 +635,13 @@ func TestOfferedSocketBridgesARestart(t *testing.T) {
 
 	n.stop(t, syscall.SIGTERM)
 	ran := make(chan error, 1)
-	go func() { _, err := n.client.Run(ctx, n.PodSpec("waits")); ran <- err }()
+	attempts := 0
+	run := func() {
+		attempts++
+		spec := n.PodSpec(fmt.Sprint("waits", attempts))
+		go func() { _, err := n.client.Run(ctx, spec); ran <- err }()
+	}
+	run()
 	queued := func() (string, bool) {
 		table, err := os.ReadFile("/proc/net/unix")
 		for line := range strings.Lines(string(table)) {
@@ -647,7 +653,17 @@ func TestOfferedSocketBridgesARestart(t *testing.T) {
 		}
 		return fmt.Sprint("not connected ", err), false
 	}
-	eventually(ctx, t, "containerd to wait", queued)
+	eventually(ctx, t, "containerd to wait", func() (string, bool) {
+		select {
+		case err := <-ran:
+			// It went out on the old connection, in the moment of its end. The
+			// next one has to make a new one.
+			t.Logf("a pod was refused: %v", err)
+			run()
+		default:
+		}
+		return queued()
+	})
 	n.start(ctx, t)
 	if err := <-ran; err != nil {
 		t.Errorf("a pod begun while the snapshotter was away: %v", err)
