@@ -381,6 +381,45 @@ func TestUnfitFilesystem(t *testing.T) {
 	}
 }
 
+// TestFilesystemsWithoutWhatOverlayfsNeeds: names without kinds, and no trusted
+// attributes; each is refused with what is missing, and is no root afterwards.
+func TestFilesystemsWithoutWhatOverlayfsNeeds(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		make func(*testing.T, pair) string // returns the root
+		want string
+	}{
+		{"no d_type", func(t *testing.T, p pair) string {
+			d, err := disk.Make(t.Context(), p.dir, disk.Spec{Name: "untyped", SizeBytes: 32 << 20, MkfsArgs: []string{"-O", "^filetype"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d.Path()
+		}, "d_type"},
+		{"no trusted attributes", func(t *testing.T, p pair) string {
+			at := filepath.Join(p.dir, "ramfs")
+			if err := errors.Join(os.Mkdir(at, 0o700), unix.Mount("ramfs", at, "ramfs", 0, "")); err != nil {
+				t.Fatal(err)
+			}
+			return at
+		}, "trusted.overlay"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o, p := onDisks(t, disk.Ext4, 32<<20, 32<<20)
+			o.ContainerRoot = tc.make(t, p)
+			err := Init(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), o.ContainerRoot) {
+				t.Errorf("got %v, want a refusal that names %q and the root", err, tc.want)
+			}
+			if exists(o.Database) || exists(filepath.Join(o.ContainerRoot, "cleave-root.json")) {
+				t.Error("there is a database or a marker")
+			}
+		})
+	}
+}
+
 func TestInitOnlyOnEmptyRoots(t *testing.T) {
 	t.Parallel()
 	o := folders(t)
