@@ -418,7 +418,9 @@ func TestFloods(t *testing.T) {
 	for range 5 { // no room is left at the server
 		caller.must(caller.f.WriteData(1, false, noise(16<<10)))
 	}
-	for i := range 10_000 {
+	// No more SETTINGS than the sockets hold: a server that reads none of them
+	// rightly holds up the caller that goes on sending.
+	for i := range 1_000 {
 		caller.must(caller.f.WriteData(1, false, nil))
 		if i%10 == 0 {
 			caller.must(caller.f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 65535}))
@@ -432,8 +434,8 @@ func TestFloods(t *testing.T) {
 		}
 		return e.kind == http2.FramePing
 	})
-	if acks != 1001 {
-		t.Errorf("%d acknowledgements, want 1001", acks)
+	if acks != 101 {
+		t.Errorf("%d acknowledgements, want 101", acks)
 	}
 	server.must(server.f.WriteWindowUpdate(0, 1<<20))
 	server.must(server.f.WriteWindowUpdate(1, 1<<20))
