@@ -4,11 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"syscall"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
-
-	"github.com/cleave-cri/cleave/proxy/unixsock"
 )
 
 // caller is the process at the other end of a connection, as the kernel saw it
@@ -42,11 +41,21 @@ func (askCaller) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	if !ok {
 		return nil, nil, fmt.Errorf("ask who is at the other end: a %T is not a unix connection", conn)
 	}
-	peer, err := unixsock.PeerOf(uc)
+	raw, err := uc.SyscallConn()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("ask who is at the other end: %w", err)
 	}
-	return conn, caller{pid: peer.PID}, nil
+	var cred *syscall.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+	}); err != nil {
+		return nil, nil, fmt.Errorf("ask who is at the other end: %w", err)
+	}
+	if credErr != nil {
+		return nil, nil, fmt.Errorf("ask who is at the other end: %w", credErr)
+	}
+	return conn, caller{pid: cred.Pid}, nil
 }
 
 // ClientHandshake implements [credentials.TransportCredentials]; this side
