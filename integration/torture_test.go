@@ -748,7 +748,7 @@ func (w *witness) process(ctx context.Context, t *testing.T) (pid int, started s
 func (w *witness) advance(ctx context.Context, t *testing.T) {
 	t.Helper()
 	eventually(ctx, t, "the container to count on", func() (string, bool) {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/count", w.pid))
+		text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(w.pid), "root", "count"))
 		if err != nil {
 			return err.Error(), false
 		}

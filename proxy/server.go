@@ -16,6 +16,7 @@ import (
 	_ "google.golang.org/grpc/encoding/gzip" // callers that compress are understood
 
 	"github.com/cleave-cri/cleave/proxy/h2relay"
+	"github.com/cleave-cri/cleave/proxy/unixsock"
 )
 
 const (
@@ -178,7 +179,7 @@ func (s *Server) pause(d time.Duration) bool {
 // serveConn serves one connection; taken is called when Drain need not wait for
 // it any more, because frames does.
 func (s *Server) serveConn(conn *net.UnixConn, taken func()) {
-	info, err := peerOf(conn)
+	info, err := unixsock.PeerOf(conn)
 	if err != nil {
 		s.log.Warn("a connection is refused", zap.Error(err))
 		_ = conn.Close() //nolint:errcheck // it is refused

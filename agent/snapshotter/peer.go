@@ -4,10 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"syscall"
 
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
+
+	"github.com/cleave-cri/cleave/proxy/unixsock"
 )
 
 // caller is the process at the other end of a connection, as the kernel saw it
@@ -41,21 +42,11 @@ func (askCaller) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo,
 	if !ok {
 		return nil, nil, fmt.Errorf("ask who is at the other end: a %T is not a unix connection", conn)
 	}
-	raw, err := uc.SyscallConn()
+	peer, err := unixsock.PeerOf(uc)
 	if err != nil {
-		return nil, nil, fmt.Errorf("ask who is at the other end: %w", err)
+		return nil, nil, err
 	}
-	var cred *syscall.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	}); err != nil {
-		return nil, nil, fmt.Errorf("ask who is at the other end: %w", err)
-	}
-	if credErr != nil {
-		return nil, nil, fmt.Errorf("ask who is at the other end: %w", credErr)
-	}
-	return conn, caller{pid: cred.Pid}, nil
+	return conn, caller{pid: peer.PID}, nil
 }
 
 // ClientHandshake implements [credentials.TransportCredentials]; this side
