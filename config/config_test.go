@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-cri/cleave/config/strict"
 )
 
 func TestExampleIsTheDefault(t *testing.T) {
@@ -572,9 +574,9 @@ func FuzzParseBytes(f *testing.F) {
 		if n < 0 {
 			t.Errorf("%q is %d", s, n)
 		}
-		again, err := ParseBytes(formatBytes(n))
+		again, err := ParseBytes(strict.FormatBytes(n))
 		if err != nil || again != n {
-			t.Errorf("%q is %d, written as %q, which is %d, %v", s, n, formatBytes(n), again, err)
+			t.Errorf("%q is %d, written as %q, which is %d, %v", s, n, strict.FormatBytes(n), again, err)
 		}
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/cleave-cri/cleave/config/strict"
 )
 
 // maxSocketPath is the longest path of a unix socket: sun_path has 108 bytes, of
@@ -21,16 +23,16 @@ func ParseEndpoint(s string) (Endpoint, error) {
 	path := s
 	if scheme, rest, ok := strings.Cut(s, "://"); ok && !strings.Contains(scheme, "/") {
 		if scheme != "unix" {
-			return "", fmt.Errorf("%s: only unix sockets are possible, not %q: write unix:///path or /path", shown(s), scheme)
+			return "", fmt.Errorf("%s: only unix sockets are possible, not %q: write unix:///path or /path", strict.Shown(s), scheme)
 		}
 		if !strings.HasPrefix(rest, "/") {
-			return "", fmt.Errorf("%s: the path must be absolute: unix:/// has three slashes", shown(s))
+			return "", fmt.Errorf("%s: the path must be absolute: unix:/// has three slashes", strict.Shown(s))
 		}
 		path = rest
 	}
 	e := Endpoint(path)
 	if fault := e.fault(); fault != "" {
-		return "", fmt.Errorf("%s: %s", shown(s), fault)
+		return "", fmt.Errorf("%s: %s", strict.Shown(s), fault)
 	}
 	return e, nil
 }
@@ -84,13 +86,4 @@ func textFault(s string) string {
 		return "control characters are not allowed"
 	}
 	return ""
-}
-
-// shown quotes a value for a message, cut to a readable length.
-func shown(s string) string {
-	const most = 60
-	if len(s) > most {
-		return fmt.Sprintf("%q…", strings.ToValidUTF8(s[:most], ""))
-	}
-	return fmt.Sprintf("%q", s)
 }

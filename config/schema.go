@@ -1,11 +1,12 @@
 package config
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/cleave-cri/cleave/config/strict"
 )
 
 // section is a mapping of the file: its keys in the order in which they are
@@ -81,23 +82,19 @@ func schema(c *Config) section {
 	}
 }
 
-// The tags that YAML gives to plain scalars.
-const (
-	tagText  = "!!str"
-	tagInt   = "!!int"
-	tagFloat = "!!float"
-	tagBool  = "!!bool"
-)
+// set decodes a scalar by read.
+func set[T any](to *T, n *yaml.Node, read func(*yaml.Node) (T, error)) error {
+	v, err := read(n)
+	if err != nil {
+		return err
+	}
+	*to = v
+	return nil
+}
 
 type textValue struct{ to *string }
 
-func (v textValue) decode(n *yaml.Node) error {
-	if n.ShortTag() != tagText {
-		return fmt.Errorf("must be text, not %s: put it in quotes if it is meant so", shown(n.Value))
-	}
-	*v.to = n.Value
-	return nil
-}
+func (v textValue) decode(n *yaml.Node) error { return set(v.to, n, strict.Text) }
 
 func (v textValue) encode() *yaml.Node {
 	n := new(yaml.Node)
@@ -107,71 +104,37 @@ func (v textValue) encode() *yaml.Node {
 
 type intValue struct{ to *int }
 
-func (v intValue) decode(n *yaml.Node) error {
-	i, err := strconv.Atoi(n.Value)
-	if err != nil || n.ShortTag() != tagInt {
-		return fmt.Errorf("must be a whole number, not %s", shown(n.Value))
-	}
-	*v.to = i
-	return nil
-}
+func (v intValue) decode(n *yaml.Node) error { return set(v.to, n, strict.Int) }
 
 func (v intValue) encode() *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagInt, Value: strconv.Itoa(*v.to)}
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: strict.TagInt, Value: strconv.Itoa(*v.to)}
 }
 
 type boolValue struct{ to *bool }
 
-func (v boolValue) decode(n *yaml.Node) error {
-	if n.ShortTag() != tagBool || n.Decode(v.to) != nil {
-		return fmt.Errorf("must be true or false, not %s", shown(n.Value))
-	}
-	return nil
-}
+func (v boolValue) decode(n *yaml.Node) error { return set(v.to, n, strict.Bool) }
 
 func (v boolValue) encode() *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagBool, Value: strconv.FormatBool(*v.to)}
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: strict.TagBool, Value: strconv.FormatBool(*v.to)}
 }
 
 type durationValue struct{ to *time.Duration }
 
-func (v durationValue) decode(n *yaml.Node) error {
-	d, err := time.ParseDuration(n.Value)
-	switch tag := n.ShortTag(); {
-	case tag == tagInt || tag == tagFloat:
-		return fmt.Errorf("must be a duration with a unit, such as %ss, not %s", n.Value, shown(n.Value))
-	case err != nil || tag != tagText:
-		return fmt.Errorf("must be a duration, such as 10s or 1m30s, not %s", shown(n.Value))
-	}
-	*v.to = d
-	return nil
-}
+func (v durationValue) decode(n *yaml.Node) error { return set(v.to, n, strict.Duration) }
 
 func (v durationValue) encode() *yaml.Node {
-	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: v.to.String()}
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: strict.TagText, Value: v.to.String()}
 }
 
 type bytesValue struct{ to *int64 }
 
-func (v bytesValue) decode(n *yaml.Node) error {
-	switch n.ShortTag() {
-	case tagText, tagInt, tagFloat:
-	default:
-		return fmt.Errorf("%s %w", shown(n.Value), errQuantity)
-	}
-	b, err := ParseBytes(n.Value)
-	if err != nil {
-		return err
-	}
-	*v.to = b
-	return nil
-}
+func (v bytesValue) decode(n *yaml.Node) error { return set(v.to, n, strict.Bytes) }
 
 func (v bytesValue) encode() *yaml.Node {
-	text := formatBytes(*v.to)
-	tag := tagText
+	text := strict.FormatBytes(*v.to)
+	tag := strict.TagText
 	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
-		tag = tagInt
+		tag = strict.TagInt
 	}
 	return &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text}
 }
@@ -214,7 +177,7 @@ func (s section) encode() *yaml.Node {
 		default:
 			v = f.value.encode()
 		}
-		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: f.key}, v)
+		n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: strict.TagText, Value: f.key}, v)
 	}
 	return n
 }

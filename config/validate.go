@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/cleave-cri/cleave/config/strict"
 )
 
 // Limits of values; see the fields of Config.
@@ -72,13 +74,13 @@ func (c Config) faults() Faults {
 	}
 	for i, at := range endpoints {
 		if message := at.e.fault(); message != "" {
-			fault(at.key, "%s: %s", shown(string(at.e)), message)
+			fault(at.key, "%s: %s", strict.Shown(string(at.e)), message)
 			continue
 		}
 		for _, other := range endpoints[:i] {
 			if path.Clean(at.e.Path()) == path.Clean(other.e.Path()) {
-				fault(at.key, "%s is also %s; each needs its own socket", shown(at.e.String()), other.key)
-				out[len(out)-1].other = other.key
+				fault(at.key, "%s is also %s; each needs its own socket", strict.Shown(at.e.String()), other.key)
+				out[len(out)-1].Other = other.key
 			}
 		}
 	}
@@ -104,11 +106,11 @@ func (c Config) faults() Faults {
 		case p.value == "":
 			fault(p.key, "must not be empty; leave the key out for the default")
 		case !strings.HasPrefix(p.value, "/"):
-			fault(p.key, "%s must be an absolute path", shown(p.value))
+			fault(p.key, "%s must be an absolute path", strict.Shown(p.value))
 		case len(p.value) > maxPathBytes:
 			fault(p.key, "the path has %d bytes, but the kernel takes only %d", len(p.value), maxPathBytes)
 		case message != "":
-			fault(p.key, "%s: %s", shown(p.value), message)
+			fault(p.key, "%s: %s", strict.Shown(p.value), message)
 		case p.notRoot && path.Clean(p.value) == "/":
 			fault(p.key, "must not be the root directory")
 		}
@@ -121,7 +123,7 @@ func (c Config) faults() Faults {
 		fault("measure.maxCorePercent", "must be from %d to %d, not %d", minCorePercent, maxCorePercent, p)
 	}
 	if l := c.Memory.LimitBytes; l != 0 && l < minMemoryBytes {
-		fault("memory.limit", "must be at least %s, or 0 for no limit, not %s", formatBytes(minMemoryBytes), formatBytes(l))
+		fault("memory.limit", "must be at least %s, or 0 for no limit, not %s", strict.FormatBytes(minMemoryBytes), strict.FormatBytes(l))
 	}
 	if message := oneOf(c.Log.Level, "debug", "info", "warn", "error"); message != "" {
 		fault("log.level", "%s", message)
@@ -143,29 +145,29 @@ func (s Snapshotter) faults() Faults {
 	case s.ImageRoot == "" && s.ContainerRoot == "":
 	case s.ImageRoot == "":
 		fault("imageRoot", "is missing, and containerRoot is given: the snapshotter needs both, or none if it is not used")
-		out[len(out)-1].other = "snapshotter.containerRoot"
+		out[len(out)-1].Other = "snapshotter.containerRoot"
 	case s.ContainerRoot == "":
 		fault("containerRoot", "is missing, and imageRoot is given: the snapshotter needs both, or none if it is not used")
-		out[len(out)-1].other = "snapshotter.imageRoot"
+		out[len(out)-1].Other = "snapshotter.imageRoot"
 	case image == container:
-		fault("containerRoot", "%s is also imageRoot; each needs its own folder", shown(s.ContainerRoot))
+		fault("containerRoot", "%s is also imageRoot; each needs its own folder", strict.Shown(s.ContainerRoot))
 	case strings.HasPrefix(container, image+"/"):
-		fault("containerRoot", "%s is inside imageRoot; neither may be inside the other", shown(s.ContainerRoot))
+		fault("containerRoot", "%s is inside imageRoot; neither may be inside the other", strict.Shown(s.ContainerRoot))
 	case strings.HasPrefix(image, container+"/"):
-		fault("imageRoot", "%s is inside containerRoot; neither may be inside the other", shown(s.ImageRoot))
+		fault("imageRoot", "%s is inside containerRoot; neither may be inside the other", strict.Shown(s.ImageRoot))
 	}
 	roots := []struct{ key, path string }{{"imageRoot", s.ImageRoot}, {"containerRoot", s.ContainerRoot}}
 	for _, r := range roots {
 		if strings.ContainsAny(r.path, `,:\`) {
-			fault(r.key, "%s has a comma, colon or backslash, which the mount options of overlayfs can't hold", shown(r.path))
+			fault(r.key, "%s has a comma, colon or backslash, which the mount options of overlayfs can't hold", strict.Shown(r.path))
 		}
 	}
 	if strings.HasSuffix(s.Database, "/") {
-		fault("database", "%s names a folder, not a file", shown(s.Database))
+		fault("database", "%s names a folder, not a file", strict.Shown(s.Database))
 	}
 	for _, r := range roots {
 		if r.path != "" && strings.HasPrefix(path.Clean(s.Database)+"/", path.Clean(r.path)+"/") {
-			fault("database", "%s is inside %s; put it outside of both, best on a third filesystem", shown(s.Database), r.key)
+			fault("database", "%s is inside %s; put it outside of both, best on a third filesystem", strict.Shown(s.Database), r.key)
 		}
 	}
 	for _, ns := range s.Namespaces {
@@ -177,9 +179,9 @@ func (s Snapshotter) faults() Faults {
 		name, _, _ := strings.Cut(o, "=")
 		switch {
 		case o == "" || strings.ContainsAny(o, ",") || textFault(o) != "":
-			fault("mountOptions", "%s is no single mount option", shown(o))
+			fault("mountOptions", "%s is no single mount option", strict.Shown(o))
 		case slices.Contains(ownMountOptions, name):
-			fault("mountOptions", "%s: the snapshotter sets %s itself", shown(o), name)
+			fault("mountOptions", "%s: the snapshotter sets %s itself", strict.Shown(o), name)
 		}
 	}
 	if s.UsageMaxAge < minUsageAge || s.UsageMaxAge > maxUsageAge {
@@ -202,7 +204,7 @@ func namespaceFault(namespace string) string {
 	if len(namespace) <= maxNamespace && regexp.MustCompile(namespacePattern).MatchString(namespace) {
 		return ""
 	}
-	return fmt.Sprintf("%s is no containerd namespace: letters, digits and single . _ - between them, %d at most", shown(namespace), maxNamespace)
+	return fmt.Sprintf("%s is no containerd namespace: letters, digits and single . _ - between them, %d at most", strict.Shown(namespace), maxNamespace)
 }
 
 // oneOf says that value is none of known, or nothing if it is.
@@ -211,5 +213,5 @@ func oneOf(value string, known ...string) string {
 		return ""
 	}
 	last := len(known) - 1
-	return fmt.Sprintf("must be %s or %s, not %s", strings.Join(known[:last], ", "), known[last], shown(value))
+	return fmt.Sprintf("must be %s or %s, not %s", strings.Join(known[:last], ", "), known[last], strict.Shown(value))
 }
