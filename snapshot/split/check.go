@@ -192,6 +192,8 @@ type known struct {
 type inspector struct {
 	report Report
 	known  map[string]known
+	// highest is the highest ID that was given out.
+	highest uint64
 }
 
 func (i *inspector) fault(invariant, path, what string, args ...any) {
@@ -247,8 +249,7 @@ func (i *inspector) database(ctx context.Context, b *bolt.Bucket) error {
 	if err := ignoringEmpty(err); err != nil {
 		return err
 	}
-	highest, err := getHighest(b)
-	if err != nil {
+	if i.highest, err = getHighest(b); err != nil {
 		return err
 	}
 	unfilled := 0
@@ -266,8 +267,8 @@ func (i *inspector) database(ctx context.Context, b *bolt.Bucket) error {
 			i.fault("I1", id, "snapshot %q has no record of its place", key)
 			continue
 		}
-		if n, err := strconv.ParseUint(id, 10, 64); err != nil || n > highest {
-			i.fault("I1", id, "the ID is higher than the highest that was noted, %d", highest)
+		if n, err := strconv.ParseUint(id, 10, 64); err != nil || n > i.highest {
+			i.fault("I1", id, "the ID is higher than the highest that was noted, %d", i.highest)
 		}
 		committed := info.Kind == snapshots.KindCommitted
 		switch {
@@ -338,7 +339,17 @@ func (i *inspector) places(gate *fence.Gate, folders map[fence.Role]map[string]b
 				i.note("I4", path, "not a folder of the snapshotter; it is never deleted")
 			case !isKnown:
 				i.report.Folders++
-				i.fault("I1", path, "a folder that the database does not know")
+				what := "a folder that the database does not know"
+				if newerThan(i.highest, name) {
+					unused, err := neverGiven(root, name)
+					if err != nil {
+						return err
+					}
+					if !unused {
+						what += ", and that is newer than it: the database may be an older copy; put the right one back before anything is repaired"
+					}
+				}
+				i.fault("I1", path, "%s", what)
 				i.report.Plan = append(i.report.Plan, stray)
 			case k.hasRecord && k.record.Root != role:
 				i.report.Folders++

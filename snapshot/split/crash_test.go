@@ -84,6 +84,9 @@ func crashWork(ctx context.Context, o Options, point fault.Point) error {
 				return err
 			}
 		}
+		if err := os.Chmod(filepath.Join(o.ContainerRoot, snapshotsDir, "21"), 0o700|os.ModeSticky); err != nil {
+			return err
+		}
 	}
 	s, err := Open(ctx, o)
 	if err != nil {

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -137,6 +136,9 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		return nil, err
 	}
 	s.opts.faults(fault.CreateCommitted)
+	if err := root.Chmod(final, recordedMode); err != nil {
+		s.log.Warn("the folder of a new snapshot still looks like one that nobody was given", zap.String("folder", final), zap.Error(err))
+	}
 	return l.mounts(), nil
 }
 
@@ -156,7 +158,7 @@ func (s *Snapshotter) makeTemporary(root *rootdir.Root, kind snapshots.Kind) (st
 	s.making[name] = true
 	s.mu.Unlock()
 	path := filepath.Join(snapshotsDir, name)
-	if err := root.Mkdir(path, 0o700); err != nil {
+	if err := root.Mkdir(path, pendingMode); err != nil {
 		return path, err
 	}
 	if err := root.Mkdir(filepath.Join(path, upperName), 0o755); err != nil {
@@ -209,24 +211,24 @@ func (s *Snapshotter) own(b *bolt.Bucket, root *rootdir.Root, folder string, par
 
 // clearStale moves a folder of an ID that is about to be given out to the trash,
 // in whichever root it is: a crash between the folder's renaming and the commit
-// leaves one, and the ID is given out again (CTD-61). IDs are given out in order,
-// so a crash leaves no folder of a higher one: where there is such a folder, the
-// database is older than the folders, and neither is taken.
+// leaves one, and the ID is given out again (CTD-61). Where somebody may have been
+// given that folder, the database is older than it, and it is not taken.
 func (s *Snapshotter) clearStale(id string) error {
 	for _, role := range fence.Roles() {
 		root, err := s.gate.Root(role)
 		if err != nil {
 			return err
 		}
-		_, err = root.Stat(idDir(id))
+		free, err := neverGiven(root, id)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		if err := s.noneNewer(id); err != nil {
-			return err
+		if !free {
+			return fmt.Errorf("the folder %s is newer than the database, which would give out ID %s now: it may have been restored from an older copy, so nothing is made; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up: %w",
+				filepath.Join(root.Path(), idDir(id)), id, errdefs.ErrFailedPrecondition)
 		}
 		entry, err := trash.Move(root, idDir(id), "stale-"+id)
 		if err != nil {
@@ -235,35 +237,6 @@ func (s *Snapshotter) clearStale(id string) error {
 		s.log.Warn("a folder without record had the ID of a new snapshot; it went to the trash",
 			zap.String("root", root.Path()), zap.String("id", id), zap.String("entry", entry))
 		s.bins[role].Wake()
-	}
-	return nil
-}
-
-// noneNewer says whether a root has the folder of a higher ID than the one that
-// is about to be given out.
-func (s *Snapshotter) noneNewer(id string) error {
-	next, err := strconv.ParseUint(id, 10, 64)
-	if err != nil {
-		return err
-	}
-	for _, role := range fence.Roles() {
-		root, err := s.gate.Root(role)
-		if err != nil {
-			return err
-		}
-		names, err := root.Names(snapshotsDir)
-		if err != nil {
-			return err
-		}
-		for _, name := range names {
-			if !idName.MatchString(name) {
-				continue
-			}
-			if n, err := strconv.ParseUint(name, 10, 64); err != nil || n > next {
-				return fmt.Errorf("the folders %s and %s are newer than the database, which would give out ID %s now: it may have been restored from an older copy, so nothing is made; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up: %w",
-					id, filepath.Join(root.Path(), idDir(name)), id, errdefs.ErrFailedPrecondition)
-			}
-		}
 	}
 	return nil
 }

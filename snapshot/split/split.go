@@ -173,6 +173,9 @@ func (s *Snapshotter) opened(ctx context.Context) {
 	if err := s.recordRoots(ctx); err != nil {
 		s.log.Warn("the place of the roots is not noted", zap.Error(err))
 	}
+	if err := s.markRecorded(ctx); err != nil {
+		s.log.Warn("folders of snapshots may still look like those that nobody was given", zap.Error(err))
+	}
 	if err := s.sweep(ctx); err != nil {
 		s.log.Error("the sweep at the start is incomplete", zap.Error(err))
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // TestOlderDatabaseTakesNoFolders: with a database from before there were
-// snapshots, IDs are given out again whose folders are there. A crash leaves one
-// such folder at most; more are somebody's, and creations must not take them.
+// snapshots, IDs are given out again whose folders are there. They are somebody's,
+// and creations must not take them.
 func TestOlderDatabaseTakesNoFolders(t *testing.T) {
 	t.Parallel()
 	o := folders(t)
@@ -73,6 +73,155 @@ func TestOlderDatabaseTakesNoFolders(t *testing.T) {
 	settle(t, s)
 	if exists(upper) {
 		t.Error("what was confirmed is still there")
+	}
+	mustBeClean(t, s, o)
+}
+
+// TestDatabaseOlderByOneSnapshot: a backup that lacks just the last snapshot,
+// whatever that is and however little is in it, takes nothing, neither at the
+// start nor in a clean-up nor for a new snapshot.
+func TestDatabaseOlderByOneSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		make func(*testing.T, *Snapshotter, string) (folder string)
+	}{
+		{"layer", func(t *testing.T, s *Snapshotter, base string) string {
+			_, upper := addLayer(t, s, 2, base)
+			return upper
+		}},
+		{"container that wrote nothing", func(t *testing.T, s *Snapshotter, base string) string {
+			_, upper := addContainer(t, s, 2, base)
+			return upper
+		}},
+		{"container on an empty base", func(t *testing.T, s *Snapshotter, _ string) string {
+			_, upper := addContainer(t, s, 2, "")
+			return upper
+		}},
+		{"the one before was removed", func(t *testing.T, s *Snapshotter, base string) string {
+			key, _ := addContainer(t, s, 3, base)
+			_, upper := addContainer(t, s, 2, base)
+			if err := s.Remove(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+			return upper
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o := folders(t)
+			s := initialised(t, o)
+			base, layer := addLayer(t, s, 1, "")
+			settle(t, s)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			older, err := os.ReadFile(o.Database)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s = opened(t, o)
+			folder := tc.make(t, s, base)
+			settle(t, s)
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			newer, err := os.ReadFile(o.Database)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(o.Database, older, 0o600); err != nil {
+				t.Fatal(err)
+			}
+
+			s = opened(t, o)
+			settle(t, s)
+			if err := s.Cleanup(t.Context()); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("clean up: %v, want it held up", err)
+			}
+			var refused error
+			for n := range 3 {
+				_, err := s.Prepare(t.Context(), containerKey(50+n), base)
+				refused = errors.Join(refused, err)
+			}
+			if !errdefs.IsFailedPrecondition(refused) {
+				t.Errorf("snapshots with the ID of another: %v, want them refused", refused)
+			}
+			settle(t, s)
+			st, err := s.Status(t.Context())
+			if err != nil || st.Alarm == nil || !strings.Contains(st.Alarm.Reason, "newer than the database") {
+				t.Errorf("status: %+v, %v", st.Alarm, err)
+			}
+			if !exists(folder) || !exists(filepath.Join(layer, "layer-1")) {
+				t.Fatal("something was deleted")
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Check(t.Context(), o)
+			if err != nil || len(r.Findings) == 0 || !strings.Contains(r.Findings[0].What, "newer") {
+				t.Errorf("check: %v, %v", r.Findings, err)
+			}
+
+			// With the right database all is as it was; with a request the folder goes.
+			if tc.name == "layer" {
+				if err := os.WriteFile(o.Database, newer, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				mustBeClean(t, opened(t, o), o)
+				return
+			}
+			if moved, err := Repair(t.Context(), o, r.Plan); err != nil || len(moved) != 1 {
+				t.Errorf("repair: %v, %v", moved, err)
+			}
+			s = opened(t, o)
+			settle(t, s)
+			if exists(folder) {
+				t.Error("what a repair moved is still there")
+			}
+			mustBeClean(t, s, o)
+		})
+	}
+}
+
+// TestMarkComesBack: a loss of power can bring a folder's mark of its creation
+// back. With an older database it is kept all the same if anything is in it, and
+// with the right one the mark goes.
+func TestMarkComesBack(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	s := initialised(t, o)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	older, err := os.ReadFile(o.Database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = opened(t, o)
+	_, layer := addLayer(t, s, 1, "")
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	newer, err := os.ReadFile(o.Database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Dir(layer)
+	if err := errors.Join(os.Chmod(folder, 0o700|os.ModeSticky), os.WriteFile(o.Database, older, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s = opened(t, o)
+	settle(t, s)
+	if !exists(filepath.Join(layer, "layer-1")) {
+		t.Fatal("a layer was deleted")
+	}
+	if err := errors.Join(s.Close(), os.WriteFile(o.Database, newer, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	s = opened(t, o)
+	if info, err := os.Stat(folder); err != nil || info.Mode().Perm() != 0o700 || info.Mode()&os.ModeSticky != 0 {
+		t.Errorf("the folder has the mode %v, %v", info.Mode(), err)
 	}
 	mustBeClean(t, s, o)
 }

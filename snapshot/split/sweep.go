@@ -58,6 +58,8 @@ type sweepFacts struct {
 	known map[string]bool
 	// highest is the highest ID that was ever given out, 0 if none was.
 	highest uint64
+	// unused are unknown folders above highest that nobody was ever given.
+	unused map[Folder]bool
 	// making are the temporary folders that are being filled.
 	making map[string]bool
 	// maxShare and minCount bound what may go at once.
@@ -79,8 +81,9 @@ type sweepPlan struct {
 //   - A temporary folder that nobody is filling now is one. Nobody was ever given
 //     it, so it does not count.
 //   - A folder with an ID that the database does not know is one. If the ID is
-//     higher than any that was ever given out, save by one, which a crash
-//     explains, the database is older than the folder.
+//     higher than any that was ever given out, the database is older than the
+//     folder; save for the next one, if nobody was ever given that folder: a crash
+//     leaves such a one.
 //   - Everything else is not ours to take.
 func planSweep(f sweepFacts) sweepPlan {
 	var (
@@ -103,7 +106,7 @@ func planSweep(f sweepFacts) sweepPlan {
 			}
 			strays = append(strays, folder)
 			allowed = allowed && f.allowed[folder]
-			if n, err := strconv.ParseUint(folder.Name, 10, 64); err != nil || n > f.highest+1 || f.highest == 0 {
+			if newerThan(f.highest, folder.Name) && (newerThan(f.highest+1, folder.Name) || !f.unused[folder]) {
 				tooNew = append(tooNew, folder)
 			}
 		}
@@ -116,7 +119,7 @@ func planSweep(f sweepFacts) sweepPlan {
 	reason := ""
 	switch {
 	case len(strays) == 0 || allowed:
-	case f.highest == 0:
+	case len(tooNew) > 0 && f.highest == 0:
 		reason = "the database has never had a snapshot, and the roots have folders of some"
 	case len(tooNew) > 0:
 		reason = fmt.Sprintf("%d folders are newer than the database, first %s in the %s root: it may have been restored from an older copy", len(tooNew), tooNew[0].Name, tooNew[0].Root)
@@ -129,6 +132,15 @@ func planSweep(f sweepFacts) sweepPlan {
 	}
 	plan.take = append(plan.take, strays...)
 	return plan
+}
+
+// newerThan says whether a folder's name is an ID above the highest.
+func newerThan(highest uint64, name string) bool {
+	if !idName.MatchString(name) {
+		return false
+	}
+	n, err := strconv.ParseUint(name, 10, 64)
+	return err != nil || n > highest // what is no uint64 is higher than all
 }
 
 // Cleanup moves folders that the database does not know to the trash. Removed
@@ -211,7 +223,7 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 }
 
 func (s *Snapshotter) sweepFacts(ctx context.Context, b *bolt.Bucket) (sweepFacts, error) {
-	f := sweepFacts{known: map[string]bool{}, making: map[string]bool{}, maxShare: s.opts.CleanupMaxShare, minCount: s.opts.CleanupMinCount}
+	f := sweepFacts{known: map[string]bool{}, unused: map[Folder]bool{}, making: map[string]bool{}, maxShare: s.opts.CleanupMaxShare, minCount: s.opts.CleanupMinCount}
 	ids, err := storage.IDMap(ctx)
 	if err := ignoringEmpty(err); err != nil {
 		return f, err
@@ -239,7 +251,14 @@ func (s *Snapshotter) sweepFacts(ctx context.Context, b *bolt.Bucket) (sweepFact
 			return f, err
 		}
 		for _, name := range names {
-			f.found = append(f.found, Folder{Root: role, Name: name})
+			folder := Folder{Root: role, Name: name}
+			f.found = append(f.found, folder)
+			if f.known[name] || !newerThan(f.highest, name) {
+				continue
+			}
+			if f.unused[folder], err = neverGiven(root, name); err != nil {
+				return f, err
+			}
 		}
 	}
 	s.mu.Lock()

@@ -126,6 +126,11 @@ func (r *Root) Ensure(name string, mode uint32) error {
 	return nil
 }
 
+// Chmod sets the mode of a folder.
+func (r *Root) Chmod(name string, mode uint32) error {
+	return r.in("chmod", name, func(dir int) error { return unix.Fchmod(dir, mode) })
+}
+
 // Chown sets the owner of what is called name, not following a symlink.
 func (r *Root) Chown(name string, uid, gid uint32) error {
 	return r.on("chown", name, func(dir int, base string) error {
