@@ -49,6 +49,8 @@ type Backend interface {
 	LoseContainerd()
 	// ConfirmCleanup does the clean-up that an alarm holds up.
 	ConfirmCleanup(ctx context.Context) error
+	// Reopened gives a value after the fence has opened.
+	Reopened() <-chan struct{}
 	// Status is for the status socket.
 	Status(ctx context.Context) (split.Status, error)
 	Close() error
@@ -112,6 +114,7 @@ func run(ctx context.Context, cfg config.Config, backend Backend, offered socket
 			lose:     backend.LoseContainerd,
 			poke:     func(ctx context.Context) error { return store.Poke(ctx, ctdconfig.Snapshotter) },
 			announce: func(ctx context.Context) (int, error) { return announceImages(ctx, conn, cfg.Runtime.Namespace) },
+			reopened: backend.Reopened(),
 			log:      opt.Log,
 		},
 	}

@@ -49,7 +49,8 @@ type fakeBackend struct {
 	closed    bool     // guarded by mu
 	alarm     bool     // guarded by mu
 
-	hung chan struct{} // a value for each call of Usage, which does not end by itself
+	reopened chan struct{}
+	hung     chan struct{} // a value for each call of Usage, which does not end by itself
 }
 
 // Usage hangs until its caller gives up.
@@ -102,6 +103,8 @@ func (b *fakeBackend) ConfirmCleanup(context.Context) error {
 	b.alarm = false
 	return nil
 }
+
+func (b *fakeBackend) Reopened() <-chan struct{} { return b.reopened }
 
 func (b *fakeBackend) Status(context.Context) (split.Status, error) {
 	return split.Status{Identity: "id", Notes: []string{"a note"}}, errors.New("a figure is missing")
@@ -262,7 +265,7 @@ func startBench(t *testing.T, cfg config.Config) *bench {
 // startBenchOn starts it with sockets from a service manager.
 func startBenchOn(t *testing.T, cfg config.Config, offered sockets) *bench {
 	t.Helper()
-	b := &bench{cfg: cfg, backend: &fakeBackend{hung: make(chan struct{}, 1)}}
+	b := &bench{cfg: cfg, backend: &fakeBackend{hung: make(chan struct{}, 1), reopened: make(chan struct{})}}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
@@ -447,6 +450,32 @@ func TestCTD64_PokeIsRepeated(t *testing.T) {
 	c.noPoke = nil
 	c.start(t, cfg.Runtime.Endpoint.Path())
 	<-c.pokes
+}
+
+// What containerd wanted to remove while the fence was closed it has forgotten, so
+// it is poked when the fence opens, though the connection never broke.
+func TestCTD64_PokeWhenTheFenceOpens(t *testing.T) {
+	t.Parallel()
+	cfg := configFor(t)
+	c := newContainerd("u", os.Getpid())
+	c.start(t, cfg.Runtime.Endpoint.Path())
+	b := startBench(t, cfg)
+	<-c.pokes
+	for range 3 {
+		select {
+		case b.backend.reopened <- struct{}{}:
+		case <-time.After(20 * time.Second):
+			t.Fatal("nobody looks whether the fence opens")
+		}
+		select {
+		case <-c.pokes:
+		case <-time.After(20 * time.Second):
+			t.Fatal("containerd is not poked")
+		}
+	}
+	if got := b.remove(t); got != codes.OK {
+		t.Errorf("Remove after it: %v", got)
+	}
 }
 
 func TestPanicIsAnError(t *testing.T) {

@@ -42,7 +42,8 @@ type knownContainerd struct {
 }
 
 // watcher keeps the acquaintance with containerd: at each connect it asks who
-// that is, has it confirmed, and pokes it.
+// that is, has it confirmed, and pokes it. It pokes it again each time that the
+// fence opens.
 type watcher struct {
 	conn *grpc.ClientConn
 	// identify asks containerd who it is, confirm and lose tell the backend, and
@@ -54,6 +55,8 @@ type watcher struct {
 	// announce makes CRI take in images that it left out while the snapshotter
 	// was away, and returns their number.
 	announce func(context.Context) (int, error)
+	// reopened gives a value after the fence has opened.
+	reopened <-chan struct{}
 	log      *zap.Logger
 
 	mu  sync.Mutex
@@ -119,8 +122,8 @@ func (w *watcher) lost(reason string) {
 	w.lose()
 }
 
-// meet gets to know the containerd that has just been connected to. It returns
-// when it has, or when that connection breaks.
+// meet gets to know the containerd that has just been connected to, and pokes it
+// whenever there is reason to. It returns when that connection breaks.
 func (w *watcher) meet(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -135,11 +138,32 @@ func (w *watcher) meet(ctx context.Context) {
 	if !w.retry(ctx, w.identifyOnce) {
 		return
 	}
+	w.forgetReopened()
 	if !w.retry(ctx, w.pokeOnce) {
 		return
 	}
 	// Now containerd reaches the snapshotter.
-	w.retry(ctx, w.announceOnce)
+	if !w.retry(ctx, w.announceOnce) {
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.reopened:
+		}
+		if !w.retry(ctx, w.pokeOnce) {
+			return
+		}
+	}
+}
+
+// forgetReopened takes what the next poke is good for anyway.
+func (w *watcher) forgetReopened() {
+	select {
+	case <-w.reopened:
+	default:
+	}
 }
 
 // retry calls try until it succeeds, with growing pauses, and reports whether it

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
@@ -352,6 +353,47 @@ func change(t *testing.T, o Options, f func(*bolt.Tx) error) {
 	}
 	if err := errors.Join(db.Update(f), db.Close()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestReopeningIsTold: whoever it is that finds the root back, the sweep is made
+// up for and it is told, once.
+func TestReopeningIsTold(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	s := initialised(t, o)
+	told := func(when string) {
+		t.Helper()
+		select {
+		case <-s.Reopened():
+		case <-time.After(20 * time.Second):
+			t.Fatalf("the opening is not told %s", when)
+		}
+	}
+	told("at the start")
+	away := o.ContainerRoot + "-away"
+	if err := os.Rename(o.ContainerRoot, away); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Prepare(t.Context(), containerKey(1), ""); !errdefs.IsFailedPrecondition(err) {
+		t.Fatalf("got %v, want it refused", err)
+	}
+	stray := filepath.Join(away, snapshotsDir, "new-X")
+	if err := errors.Join(os.Mkdir(stray, 0o700), os.Rename(away, o.ContainerRoot)); err != nil {
+		t.Fatal(err)
+	}
+	// Not the background but a call finds it.
+	if _, err := s.Prepare(t.Context(), containerKey(1), ""); err != nil {
+		t.Fatal(err)
+	}
+	told("when the root is back")
+	if exists(filepath.Join(o.ContainerRoot, snapshotsDir, "new-X")) {
+		t.Error("it was told before the sweep was made up for")
+	}
+	select {
+	case <-s.Reopened():
+		t.Error("one opening is told twice")
+	default:
 	}
 }
 

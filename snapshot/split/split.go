@@ -51,6 +51,9 @@ type Snapshotter struct {
 	filler   *filler
 	bins     map[fence.Role]*trash.Bin
 	options  []string // added to the options of an overlay
+	// reopened holds a value when the fence has opened and what was due then is
+	// done.
+	reopened chan struct{}
 	// stop ends the background work, stopped waits for it.
 	stop    context.CancelFunc
 	stopped sync.WaitGroup
@@ -96,7 +99,7 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 	if !exists {
 		return nil, fmt.Errorf("open the snapshotter: there is no database %s: %w", opts.Database, ErrNotInitialised)
 	}
-	s := &Snapshotter{opts: opts, log: opts.Log, making: map[string]bool{}, bins: map[fence.Role]*trash.Bin{}, stop: func() {}}
+	s := &Snapshotter{opts: opts, log: opts.Log, making: map[string]bool{}, reopened: make(chan struct{}, 1), bins: map[fence.Role]*trash.Bin{}, stop: func() {}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open the snapshotter: %w", err), s.Close())
@@ -159,7 +162,12 @@ func (s *Snapshotter) start(ctx context.Context) {
 	for range measuringAtOnce {
 		s.stopped.Go(func() { s.meter.run(ctx) })
 	}
-	s.opened(ctx)
+	_ = s.gate.Verify() //nolint:errcheck // the gate has logged it
+	select {
+	case <-s.gate.Opened():
+		s.opened(ctx)
+	default:
+	}
 	s.stopped.Go(func() { s.fill(ctx) })
 	s.stopped.Go(func() { s.watch(ctx) })
 }
@@ -167,9 +175,6 @@ func (s *Snapshotter) start(ctx context.Context) {
 // opened does what is due when the fence opens: it notes where the roots are
 // now, and sweeps what a crash has left. That it can't now is not an error.
 func (s *Snapshotter) opened(ctx context.Context) {
-	if err := s.gate.Verify(); err != nil {
-		return // the gate has logged it
-	}
 	if err := s.recordRoots(ctx); err != nil {
 		s.log.Warn("the place of the roots is not noted", zap.Error(err))
 	}
@@ -182,7 +187,16 @@ func (s *Snapshotter) opened(ctx context.Context) {
 	for _, bin := range s.bins {
 		bin.Wake()
 	}
+	select {
+	case s.reopened <- struct{}{}:
+	default:
+	}
 }
+
+// Reopened gives a value after the fence has opened, at the start too. What
+// containerd wanted to remove while it was closed has failed, and containerd
+// forgets that (CTD-63), so it has to be poked (CTD-64).
+func (s *Snapshotter) Reopened() <-chan struct{} { return s.reopened }
 
 // watch looks after what nobody calls for.
 func (s *Snapshotter) watch(ctx context.Context) {
@@ -192,11 +206,13 @@ func (s *Snapshotter) watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-s.gate.Opened():
+			s.opened(ctx)
+			continue
 		case <-ticker.C:
 		}
-		if reasons, _ := s.gate.State(); len(reasons) > 0 {
-			s.opened(ctx)
-		} else if err := s.gate.Quick(); err != nil {
+		// While the fence is closed this verifies, and opens it if it can.
+		if err := s.gate.Quick(); err != nil {
 			continue // the gate has logged it
 		}
 		s.db.maintain()

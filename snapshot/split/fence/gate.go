@@ -22,6 +22,8 @@ type Gate struct {
 	// suits says whether a right root can hold layers; it is asked each time
 	// that a root is taken anew.
 	suits func(Role, *rootdir.Root) error
+	// opened holds a value when the gate has opened since somebody took one.
+	opened chan struct{}
 
 	mu      sync.RWMutex
 	sides   map[Role]*side // guarded by mu
@@ -46,7 +48,7 @@ func NewGate(paths map[Role]string, want map[Role]Want, sources Sources, log *za
 	if err != nil {
 		return nil, fmt.Errorf("read the ID of this boot: %w", err)
 	}
-	g := &Gate{sources: sources, bootID: bootID, log: log, suits: suits, sides: map[Role]*side{}, since: time.Now()}
+	g := &Gate{sources: sources, bootID: bootID, log: log, suits: suits, opened: make(chan struct{}, 1), sides: map[Role]*side{}, since: time.Now()}
 	for role, path := range paths {
 		g.sides[role] = &side{want: want[role], path: path}
 	}
@@ -66,6 +68,9 @@ func (g *Gate) Root(role Role) (*rootdir.Root, error) {
 	}
 	return nil, &Closed{Reasons: slices.Clone(g.reasons)}
 }
+
+// Opened gives a value after the gate has opened, whoever it was that looked.
+func (g *Gate) Opened() <-chan struct{} { return g.opened }
 
 // State is whether the gate is closed, why, and since when.
 func (g *Gate) State() (reasons []Reason, since time.Time) {
@@ -114,6 +119,10 @@ func (g *Gate) Verify() error {
 		g.since = time.Now()
 		if len(reasons) == 0 {
 			g.log.Info("the roots are the right ones")
+			select {
+			case g.opened <- struct{}{}:
+			default: // nobody has looked since the last time
+			}
 		} else {
 			g.log.Error("the roots are not those of this snapshotter; nothing is written or deleted", zap.Stringers("reasons", reasons))
 		}
