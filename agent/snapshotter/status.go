@@ -172,11 +172,14 @@ func (s Status) writeContainerd(b *strings.Builder, now time.Time) {
 }
 
 func writeRoot(b *strings.Builder, name string, r split.RootStatus) error {
-	state := ""
-	if !r.Open {
-		state = ", not open"
+	free := "free space unknown"
+	if r.FreeBytes != nil {
+		free = size(*r.FreeBytes) + " free"
 	}
-	fmt.Fprintf(b, "\n%s %s%s, %s free\n", name, r.Path, state, size(r.FreeBytes))
+	if !r.Open {
+		free += ": it is not there or not the right one"
+	}
+	fmt.Fprintf(b, "\n%s %s, %s\n", name, r.Path, free)
 	table := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
 	for _, l := range []struct {
 		what string

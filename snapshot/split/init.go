@@ -109,7 +109,10 @@ func makeFolders(root *rootdir.Root) error {
 		return err
 	}
 	if len(names) > 0 {
-		return fmt.Errorf("%s must stay empty, it would be in each layer that is unpacked: remove what is in it, %q first", filepath.Join(root.Path(), emptyName), names[0])
+		return &fence.Unfit{
+			What:   fmt.Sprintf("%s must stay empty, it would be in each layer that is unpacked", filepath.Join(root.Path(), emptyName)),
+			Remedy: fmt.Sprintf("remove what is in it, %q first", names[0]),
+		}
 	}
 	return nil
 }

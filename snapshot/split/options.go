@@ -101,7 +101,9 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.DeletionRate, defaultDeletionRate)
 	setDefault(&o.CleanupMaxShare, defaultCleanupMaxShare)
 	setDefault(&o.CleanupMinCount, defaultCleanupMinCount)
-	setDefault(&o.sources, fence.Kernel())
+	if o.sources.BootID == "" {
+		o.sources = fence.Kernel()
+	}
 	if o.faults == nil {
 		o.faults = fault.Reach
 	}

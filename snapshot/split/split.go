@@ -136,7 +136,7 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 // prepared says whether a root has the folders it needs and can hold layers.
 func prepared(role fence.Role, root *rootdir.Root) error {
 	if _, err := root.Stat(snapshotsDir); err != nil {
-		return fmt.Errorf("the %s root is incomplete: %w", role, err)
+		return fmt.Errorf("the %s root is incomplete: %w", role, err) // its remedy is by the error number
 	}
 	if err := makeFolders(root); err != nil {
 		return err
@@ -158,9 +158,9 @@ func (s *Snapshotter) start(ctx context.Context) {
 		}, max(s.opts.DeletionRate, 0), s.log, s.opts.faults)
 		s.bins[role] = bin
 		s.stopped.Go(func() { bin.Run(ctx) })
-	}
-	for range measuringAtOnce {
-		s.stopped.Go(func() { s.meter.run(ctx) })
+		for range measuringAtOnce {
+			s.stopped.Go(func() { s.meter.run(ctx, role) })
+		}
 	}
 	_ = s.gate.Verify() //nolint:errcheck // the gate has logged it
 	select {

@@ -388,7 +388,7 @@ func TestUsageFromMemory(t *testing.T) {
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	defer stop()
-	workers.Go(func() { m.run(ctx) })
+	workers.Go(func() { m.run(ctx, fence.Image) })
 
 	what := subject{id: "1", root: fence.Image}
 	var askers sync.WaitGroup

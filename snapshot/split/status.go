@@ -37,11 +37,13 @@ type RootStatus struct {
 	Path string `json:"path"`
 	// Open: the root is held open, so the figures below are of the right one.
 	Open bool `json:"open"`
-	// Device is st_dev, UUID the filesystem's, empty if it has none.
-	Device uint64 `json:"device"`
+	// Device is st_dev now, 0 if that is not known; UUID the filesystem's, as
+	// recorded, empty if it has none.
+	Device uint64 `json:"device,omitempty"`
 	UUID   string `json:"uuid,omitempty"`
-	// FreeBytes is what root can still write on the filesystem.
-	FreeBytes int64 `json:"freeBytes"`
+	// FreeBytes is what root can still write on the filesystem; nil: not known,
+	// because the root is not open or does not answer.
+	FreeBytes *int64 `json:"freeBytes,omitempty"`
 	// Layers are committed snapshots, Extractions layers being unpacked,
 	// Writable all other active ones, Views read-only ones.
 	Layers      Sum         `json:"layers"`
@@ -61,7 +63,7 @@ type Sum struct {
 	Inodes     int64 `json:"inodes"`
 	Unmeasured int   `json:"unmeasured,omitempty"`
 	// Oldest is the oldest figure in Bytes; zero: there is none.
-	Oldest time.Time `json:"oldest"`
+	Oldest time.Time `json:"oldest,omitzero"`
 }
 
 func (s *Sum) add(f figure, known bool) {
@@ -138,7 +140,7 @@ func (s *Snapshotter) Status(ctx context.Context) (Status, error) {
 	if err := errors.Join(err, freeErr); err != nil {
 		return st, fmt.Errorf("status of the snapshotter: %w", err)
 	}
-	if st.Image.Open && st.Container.Open && st.Image.UUID != "" && st.Image.UUID == st.Container.UUID || st.Image.Device == st.Container.Device && st.Image.Open {
+	if st.Image.shares(st.Container) {
 		st.Notes = append(st.Notes, "both roots are on one filesystem: layers and containers still share their space")
 	}
 	if st.Image.Open && st.Image.UUID == "" || st.Container.Open && st.Container.UUID == "" {
@@ -151,19 +153,25 @@ func (s *Snapshotter) rootStatus(role fence.Role, r *RootStatus) {
 	r.Path = s.opts.root(role)
 	r.Trash = s.bins[role].Stats()
 	recorded := s.gate.Recorded(role)
-	r.Device, r.UUID = recorded.Device, recorded.UUID
-	root, err := s.gate.Root(role)
+	r.UUID = recorded.UUID
+	space, err := s.gate.Space(role)
+	if closed := (*fence.Closed)(nil); errors.As(err, &closed) {
+		return // the fence's reasons say why
+	}
+	r.Open = true
 	if err != nil {
 		r.Errors = append(r.Errors, err.Error())
 		return
 	}
-	r.Open = true
-	if r.FreeBytes, err = root.Space(); err != nil {
-		r.Errors = append(r.Errors, err.Error())
+	r.Device, r.FreeBytes = space.Device, &space.FreeBytes
+}
+
+// shares says whether both roots are now known to be on one filesystem.
+func (r RootStatus) shares(other RootStatus) bool {
+	if r.FreeBytes == nil || other.FreeBytes == nil {
+		return false
 	}
-	if place, err := root.Place(); err == nil {
-		r.Device = place.Device
-	}
+	return r.Device == other.Device || r.UUID != "" && r.UUID == other.UUID
 }
 
 func (s *Snapshotter) count(ctx context.Context, b *bolt.Bucket, info snapshots.Info, roots map[fence.Role]*RootStatus) error {

@@ -20,8 +20,8 @@ import (
 	"github.com/cleave-cri/cleave/snapshot/split/rootdir"
 )
 
-// measuringAtOnce is how many snapshots are measured at the same time. One that
-// lies on a disk that hangs holds up no other until there are as many of those.
+// measuringAtOnce is how many snapshots of one root are measured at the same time.
+// The roots do not wait for each other: one may hang.
 const measuringAtOnce = 2
 
 // Usage tells what a snapshot takes on its disk: its whole folder, as `du` counts
@@ -105,7 +105,7 @@ var errAbandoned = errors.New("nobody waits for the measurement any more")
 // meter answers from memory, and measures each subject once at a time.
 type meter struct {
 	measure func(context.Context, subject) (figure, error)
-	jobs    chan job
+	jobs    map[fence.Role]chan job
 
 	mu      sync.Mutex
 	figures map[subject]figure  // guarded by mu
@@ -125,7 +125,11 @@ type job struct {
 }
 
 func newMeter(measure func(context.Context, subject) (figure, error)) *meter {
-	return &meter{measure: measure, jobs: make(chan job), figures: map[subject]figure{}, flights: map[subject]*flight{}}
+	m := &meter{measure: measure, jobs: map[fence.Role]chan job{}, figures: map[subject]figure{}, flights: map[subject]*flight{}}
+	for _, role := range fence.Roles() {
+		m.jobs[role] = make(chan job)
+	}
+	return m
 }
 
 // get returns a figure that is not older than maxAge. It waits as long as ctx.
@@ -144,7 +148,7 @@ func (m *meter) get(ctx context.Context, what subject, maxAge time.Duration) (fi
 		m.mu.Unlock()
 		if !running {
 			select {
-			case m.jobs <- job{what, fl}:
+			case m.jobs[what.root] <- job{what, fl}:
 			case <-ctx.Done():
 				m.land(what, fl, figure{}, errAbandoned)
 				return figure{}, ctx.Err()
@@ -161,13 +165,13 @@ func (m *meter) get(ctx context.Context, what subject, maxAge time.Duration) (fi
 	}
 }
 
-// run measures until ctx ends.
-func (m *meter) run(ctx context.Context) {
+// run measures snapshots of one root until ctx ends.
+func (m *meter) run(ctx context.Context, role fence.Role) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case j := <-m.jobs:
+		case j := <-m.jobs[role]:
 			f, err := m.measure(ctx, j.subject)
 			m.land(j.subject, j.flight, f, err)
 		}

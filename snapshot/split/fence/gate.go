@@ -15,6 +15,10 @@ import (
 // Gate holds each root open while it is the right one, and lets go of it when it
 // is not: a root that was unmounted can then really go. It is open while both
 // roots are right.
+//
+// The kernel is asked about a root within a limit of time ([ErrNoAnswer]) and
+// never under mu, so a root that hangs closes the gate and holds up nobody who
+// does not need that root.
 type Gate struct {
 	sources Sources
 	bootID  string
@@ -24,22 +28,39 @@ type Gate struct {
 	suits func(Role, *rootdir.Root) error
 	// opened holds a value when the gate has opened since somebody took one.
 	opened chan struct{}
+	askers map[Role]*asker
+
+	// verifying lets one Verify at a time ask and then say what it saw, so that
+	// nobody says something older last. Taken before mu; held for as long as
+	// questions may take.
+	verifying sync.Mutex
 
 	mu      sync.RWMutex
-	sides   map[Role]*side // guarded by mu
+	sides   map[Role]*side // the map never changes; what is in a side is guarded by mu
 	reasons []Reason       // guarded by mu; empty: open
 	since   time.Time      // guarded by mu; when it was last opened or closed
+	closed  bool           // guarded by mu; for good
 }
 
 // side is one root.
 type side struct {
 	want Want
 	path string
-	// root, place and marker are what was held right last; root is nil else.
+	held
+	// hangs: it did not answer when it was last asked. What is held may be right.
+	hangs bool
+}
+
+// held is what was held right last; root is nil if nothing is.
+type held struct {
 	root   *rootdir.Root
 	place  rootdir.Place
 	marker rootdir.Place
 }
+
+// suitsLimit is how long the look may take whether a root can hold layers. It
+// writes, and a busy disk lets that wait.
+const suitsLimit = 10 * time.Second
 
 // NewGate makes a gate, closed until Verify says otherwise. The roots' paths
 // and what they must be are by role.
@@ -48,9 +69,12 @@ func NewGate(paths map[Role]string, want map[Role]Want, sources Sources, log *za
 	if err != nil {
 		return nil, fmt.Errorf("read the ID of this boot: %w", err)
 	}
-	g := &Gate{sources: sources, bootID: bootID, log: log, suits: suits, opened: make(chan struct{}, 1), sides: map[Role]*side{}, since: time.Now()}
+	g := &Gate{
+		sources: sources, bootID: bootID, log: log, suits: suits, opened: make(chan struct{}, 1),
+		askers: map[Role]*asker{}, sides: map[Role]*side{}, since: time.Now(),
+	}
 	for role, path := range paths {
-		g.sides[role] = &side{want: want[role], path: path}
+		g.sides[role], g.askers[role] = &side{want: want[role], path: path}, newAsker()
 	}
 	g.reasons = []Reason{{What: "the roots have not been looked at yet", Remedy: "wait"}}
 	return g, nil
@@ -59,12 +83,13 @@ func NewGate(paths map[Role]string, want map[Role]Want, sources Sources, log *za
 // Roles are the two roles in a fixed order.
 func Roles() []Role { return []Role{Image, Container} }
 
-// Root is the open root, or why there is none.
+// Root is the open root, or why there is none. A root that is known to hang is
+// not given.
 func (g *Gate) Root(role Role) (*rootdir.Root, error) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	if r := g.sides[role].root; r != nil {
-		return r, nil
+	if s := g.sides[role]; s.root != nil && !s.hangs {
+		return s.root, nil
 	}
 	return nil, &Closed{Reasons: slices.Clone(g.reasons)}
 }
@@ -83,101 +108,239 @@ func (g *Gate) State() (reasons []Reason, since time.Time) {
 // still lead to the roots held open, and that the markers are the ones read.
 // While something is not as it was, it verifies.
 func (g *Gate) Quick() error {
-	g.mu.RLock()
-	same := len(g.reasons) == 0
-	for _, s := range g.sides {
-		same = same && s.unchanged()
-	}
-	g.mu.RUnlock()
-	if same {
+	if g.unchanged() {
 		return nil
 	}
 	return g.Verify()
 }
 
-func (s *side) unchanged() bool {
-	if s.root == nil {
+func (g *Gate) unchanged() bool {
+	var sides [2]side
+	g.mu.RLock()
+	open := len(g.reasons) == 0
+	for i, role := range Roles() {
+		sides[i] = *g.sides[role]
+	}
+	g.mu.RUnlock()
+	for i, role := range Roles() {
+		if !open || sides[i].root == nil {
+			return false
+		}
+		same, err := ask(g.askers[role], askLimit, func() bool { return g.sources.same(sides[i].path, sides[i].held) }, nil)
+		if err != nil || !same {
+			return false
+		}
+	}
+	return true
+}
+
+// same says whether a path leads to what is held.
+func (s Sources) same(path string, h held) bool {
+	s.about(path)
+	now, err := rootdir.At(path)
+	if err != nil || !now.Same(h.place) {
 		return false
 	}
-	now, err := rootdir.At(s.path)
-	if err != nil || !now.Same(s.place) {
-		return false
-	}
-	marker, err := s.root.Stat(MarkerName)
-	return err == nil && marker.Same(s.marker) && marker.Changed == s.marker.Changed
+	marker, err := h.root.Stat(MarkerName)
+	return err == nil && marker.Same(h.marker) && marker.Changed == h.marker.Changed
 }
 
 // Verify looks at everything anew, and opens or closes the gate.
 func (g *Gate) Verify() error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var reasons []Reason
-	for _, role := range Roles() {
-		reasons = append(reasons, g.verifyLocked(role)...)
+	g.verifying.Lock()
+	defer g.verifying.Unlock()
+	var found [2]finding
+	var both sync.WaitGroup
+	for i, role := range Roles() {
+		both.Go(func() { found[i] = g.find(role) })
 	}
-	if !slices.Equal(reasons, g.reasons) {
-		g.since = time.Now()
-		if len(reasons) == 0 {
-			g.log.Info("the roots are the right ones")
-			select {
-			case g.opened <- struct{}{}:
-			default: // nobody has looked since the last time
-			}
-		} else {
-			g.log.Error("the roots are not those of this snapshotter; nothing is written or deleted", zap.Stringers("reasons", reasons))
+	both.Wait()
+
+	g.mu.Lock()
+	if g.closed {
+		g.mu.Unlock()
+		for _, f := range found {
+			g.letGo(f.root)
 		}
+		return errClosed()
+	}
+	var reasons []Reason
+	var free []*rootdir.Root
+	for i, role := range Roles() {
+		free = append(free, g.takeLocked(g.sides[role], found[i])...)
+		if found[i].wrong {
+			reasons = append(reasons, found[i].reason)
+		}
+	}
+	changed, opens := !slices.Equal(reasons, g.reasons), len(reasons) == 0
+	if changed {
+		g.since = time.Now()
 	}
 	g.reasons = reasons
-	if len(reasons) > 0 {
-		return &Closed{Reasons: slices.Clone(reasons)}
-	}
-	return nil
-}
+	g.mu.Unlock()
 
-func (g *Gate) verifyLocked(role Role) []Reason {
-	s := g.sides[role]
-	root, place, seen := g.sources.look(s.path, g.bootID)
-	reasons := Judge(s.want, seen)
-	var marker rootdir.Place
-	if len(reasons) == 0 {
-		var err error
-		if marker, err = root.Stat(MarkerName); err == nil && (s.root == nil || !place.Same(s.place)) {
-			err = g.suits(role, root)
-		}
-		if err != nil {
-			reasons = append(reasons, Reason{Root: s.path, What: err.Error(), Remedy: "use a filesystem that overlayfs can work on"})
-		}
-	}
-	if len(reasons) == 0 && s.root != nil && place.Same(s.place) {
-		// The one held open is as good; others may be using it.
-		s.marker = marker
+	for _, root := range free {
 		g.letGo(root)
+	}
+	switch {
+	case changed && opens:
+		g.log.Info("the roots are the right ones")
+		select {
+		case g.opened <- struct{}{}:
+		default: // nobody has looked since the last time
+		}
+	case changed:
+		g.log.Error("a root is not there or not the right one; nothing is written or deleted", zap.Stringers("reasons", reasons))
+	}
+	if opens {
 		return nil
 	}
-	if s.root != nil {
-		g.letGo(s.root)
-		s.root = nil
-	}
-	if len(reasons) > 0 {
-		if root != nil {
-			g.letGo(root)
-		}
-		return reasons
-	}
-	s.root, s.place, s.marker = root, place, marker
-	if s.want.Recorded.UUID != "" || s.want.Recorded.BootID != g.bootID {
-		s.want.Recorded.BootID, s.want.Recorded.Device = g.bootID, place.Device
-	}
-	if s.want.Recorded.UUID == "" {
-		s.want.Recorded.UUID = seen.UUID
-	}
-	return nil
+	return &Closed{Reasons: slices.Clone(reasons)}
 }
 
+// finding is what one look at a root has found.
+type finding struct {
+	held
+	// uuid is the filesystem's.
+	uuid string
+	// wrong: the root is not the right one, for this reason; hangs: it does not
+	// answer, so what is held may still be.
+	wrong, hangs bool
+	reason       Reason
+}
+
+// find looks at a root anew. What it holds in the end is the caller's.
+func (g *Gate) find(role Role) finding {
+	g.mu.RLock()
+	s := *g.sides[role]
+	g.mu.RUnlock()
+	drop := func(f finding) { g.letGo(f.root) }
+	f, err := ask(g.askers[role], askLimit, func() finding { return g.sources.examine(s, g.bootID) }, drop)
+	if err != nil {
+		return noFinding(s, err)
+	}
+	if f.wrong || s.root != nil && f.place.Same(s.place) {
+		return f
+	}
+	// It would be taken anew, and is looked at thoroughly; from the beginning, so
+	// that all of it is about one root.
+	drop(f)
+	f, err = ask(g.askers[role], suitsLimit, func() finding {
+		f := g.sources.examine(s, g.bootID)
+		if f.wrong {
+			return f
+		}
+		if err := g.suits(role, f.root); err != nil {
+			return f.because(s, err)
+		}
+		return f
+	}, drop)
+	if err != nil {
+		return noFinding(s, err)
+	}
+	return f
+}
+
+func noFinding(s side, err error) finding {
+	return finding{wrong: true, hangs: true, reason: Reason{
+		Root: s.path, What: fmt.Sprintf("the %s root: %v", s.want.Role, err), hangs: true,
+		Remedy: "look after its disk or server (the kernel's log names it); it is noticed without a restart when it answers again",
+	}}
+}
+
+// because says that a root can't be used because of an error.
+func (f finding) because(s side, err error) finding {
+	f.wrong = true
+	f.reason = Reason{Root: s.path, What: err.Error(), Remedy: remedy(err, s.want.Role, "use a filesystem that overlayfs can work on")}
+	if special := (*Unfit)(nil); errors.As(err, &special) {
+		f.reason.What, f.reason.Remedy = special.What, special.Remedy
+	}
+	return f
+}
+
+// examine opens a root and judges it.
+func (s Sources) examine(side side, bootID string) finding {
+	s.about(side.path)
+	root, place, seen := s.look(side.path, bootID)
+	f := finding{held: held{root: root, place: place}, uuid: seen.UUID}
+	if f.reason, f.wrong = Judge(side.want, seen); f.wrong {
+		return f
+	}
+	var err error
+	if f.marker, err = root.Stat(MarkerName); err != nil {
+		return f.because(side, err)
+	}
+	return f
+}
+
+// takeLocked makes what was found what is held. It returns the roots that are
+// not needed any more, some of them nil.
+func (g *Gate) takeLocked(s *side, f finding) (free []*rootdir.Root) {
+	s.hangs = f.hangs
+	switch {
+	case f.hangs:
+		return nil
+	case f.wrong:
+		free = []*rootdir.Root{s.root, f.root}
+		s.held = held{}
+		return free
+	case s.root != nil && f.place.Same(s.place):
+		// The one held open is as good; others may be using it.
+		s.marker = f.marker
+		return []*rootdir.Root{f.root}
+	}
+	free, s.held = []*rootdir.Root{s.root}, f.held
+	if s.want.Recorded.UUID != "" || s.want.Recorded.BootID != g.bootID {
+		s.want.Recorded.BootID, s.want.Recorded.Device = g.bootID, f.place.Device
+	}
+	if s.want.Recorded.UUID == "" {
+		s.want.Recorded.UUID = f.uuid
+	}
+	return free
+}
+
+// letGo closes a root, nil too.
 func (g *Gate) letGo(root *rootdir.Root) {
+	if root == nil {
+		return
+	}
 	if err := root.Close(); err != nil {
 		g.log.Warn("close a root", zap.String("root", root.Path()), zap.Error(err))
 	}
+}
+
+// Space is what a root's filesystem has now.
+type Space struct {
+	// FreeBytes is what root can still write.
+	FreeBytes int64
+	// Device is st_dev.
+	Device uint64
+}
+
+// Space measures the filesystem of a root that is held open. The error is why it
+// is unknown.
+func (g *Gate) Space(role Role) (Space, error) {
+	root, err := g.Root(role)
+	if err != nil {
+		return Space{}, err
+	}
+	type answer struct {
+		Space
+		err error
+	}
+	a, err := ask(g.askers[role], askLimit, func() (a answer) {
+		g.sources.about(root.Path())
+		if a.FreeBytes, a.err = root.Space(); a.err != nil {
+			return a
+		}
+		place, err := root.Place()
+		a.Device, a.err = place.Device, err
+		return a
+	}, nil)
+	if err != nil {
+		return Space{}, fmt.Errorf("measure the %s root: %w", role, err)
+	}
+	return a.Space, a.err
 }
 
 // Recorded is what the database should know of a root from now on.
@@ -187,18 +350,27 @@ func (g *Gate) Recorded(role Role) Recorded {
 	return g.sides[role].want.Recorded
 }
 
+func errClosed() error {
+	return &Closed{Reasons: []Reason{{What: "the snapshotter has been closed", Remedy: "start it again"}}}
+}
+
 // Close lets go of both roots; the gate stays closed.
 func (g *Gate) Close() error {
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	var errs []error
+	g.closed = true
+	g.reasons = []Reason{{What: "the snapshotter has been closed", Remedy: "start it again"}}
+	var roots []*rootdir.Root
 	for _, s := range g.sides {
-		if s.root != nil {
-			errs = append(errs, s.root.Close())
-			s.root = nil
+		roots = append(roots, s.root)
+		s.held = held{}
+	}
+	g.mu.Unlock()
+	var errs []error
+	for _, root := range roots {
+		if root != nil {
+			errs = append(errs, root.Close())
 		}
 	}
-	g.reasons = []Reason{{What: "the snapshotter has been closed", Remedy: "start it again"}}
 	return errors.Join(errs...)
 }
 

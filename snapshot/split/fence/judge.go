@@ -18,7 +18,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 
@@ -112,66 +114,88 @@ type Seen struct {
 	MountErr error
 }
 
-// Reason is one thing that is wrong, and what to do about it.
+// Reason is why a root is not the right one, and what to do about it.
 type Reason struct {
 	Root   string `json:"root"`
 	What   string `json:"what"`
 	Remedy string `json:"remedy"`
+
+	// hangs: the root does not answer.
+	hangs bool
 }
 
 func (r Reason) String() string { return fmt.Sprintf("%s: %s; %s", r.Root, r.What, r.Remedy) }
 
-// Judge compares what was seen with what must be. No reason means that the root
-// is the right one.
-func Judge(w Want, s Seen) []Reason {
-	var reasons []Reason
-	wrong := func(remedy, what string, args ...any) {
-		reasons = append(reasons, Reason{Root: s.Path, What: fmt.Sprintf(what, args...), Remedy: remedy})
+// Judge compares what was seen with what must be. It gives the first thing that
+// is wrong, in the order in which somebody would look: the others mostly follow
+// from it. wrong is false if the root is the right one.
+func Judge(w Want, s Seen) (reason Reason, wrong bool) {
+	because := func(remedy, what string, args ...any) (Reason, bool) {
+		return Reason{Root: s.Path, What: fmt.Sprintf(what, args...), Remedy: remedy}, true
 	}
 	mount := fmt.Sprintf("mount the %s filesystem there; it is noticed without a restart", w.Role)
-	if s.OpenErr != nil {
-		if errors.Is(s.OpenErr, fs.ErrNotExist) {
-			wrong(mount, "the %s root does not exist", w.Role)
-		} else {
-			wrong("make the folder readable", "the %s root can't be opened: %v", w.Role, s.OpenErr)
-		}
-		return reasons
-	}
-	if w.MustBeMount {
-		switch {
-		case s.MountErr != nil:
-			wrong("make /proc/1/mountinfo readable", "it can't be told whether the %s root is a mount point: %v", w.Role, s.MountErr)
-		case !s.IsMount:
-			wrong(mount+", or allow a plain folder in the configuration", "the %s root is not a mount point of the host", w.Role)
-		}
-	}
 	switch {
+	case errors.Is(s.OpenErr, fs.ErrNotExist):
+		return because(mount, "the %s root does not exist", w.Role)
+	case s.OpenErr != nil:
+		return because(remedy(s.OpenErr, w.Role, mount), "the %s root can't be opened: %v", w.Role, s.OpenErr)
+	case w.MustBeMount && s.MountErr != nil:
+		return because("make /proc/1/mountinfo readable", "it can't be told whether the %s root is a mount point: %v", w.Role, s.MountErr)
+	case w.MustBeMount && !s.IsMount:
+		return because(mount+", or allow a plain folder in the configuration", "the %s root is not a mount point of the host", w.Role)
 	case errors.Is(s.MarkerErr, fs.ErrNotExist):
-		wrong(mount+", or initialise empty roots", "the %s root has no %s: it is not mounted, or it is another disk", w.Role, MarkerName)
+		return because(mount+", or initialise empty roots", "the %s root has no %s: it is not mounted, or it is another disk", w.Role, MarkerName)
 	case s.MarkerErr != nil:
-		wrong("restore the file from a backup of this node", "the marker of the %s root can't be read: %v", w.Role, s.MarkerErr)
+		return because(remedy(s.MarkerErr, w.Role, "restore the file from a backup of this node"), "the marker of the %s root can't be read: %v", w.Role, s.MarkerErr)
 	case s.Marker.Format != markerFormat:
-		wrong("use the cleave that wrote it", "the marker of the %s root has format %d, this cleave knows %d", w.Role, s.Marker.Format, markerFormat)
-	default:
-		if s.Marker.Identity != w.Identity {
-			wrong("mount the right disk, or give the database that belongs to these roots",
-				"the %s root belongs to snapshotter %s, the database to %s", w.Role, short(s.Marker.Identity), short(w.Identity))
-		}
-		if s.Marker.Role != w.Role {
-			wrong("swap the two roots in the configuration or the mounts", "this is the %s root, configured as the %s root", s.Marker.Role, w.Role)
-		}
-	}
-	switch {
+		return because("use the cleave that wrote it", "the marker of the %s root has format %d, this cleave knows %d", w.Role, s.Marker.Format, markerFormat)
+	case s.Marker.Identity != w.Identity:
+		return because("mount the right disk, or give the database that belongs to these roots",
+			"the %s root belongs to snapshotter %s, the database to %s", w.Role, short(s.Marker.Identity), short(w.Identity))
+	case s.Marker.Role != w.Role:
+		return because("swap the two roots in the configuration or the mounts", "this is the %s root, configured as the %s root", s.Marker.Role, w.Role)
 	case w.Recorded.UUID != "" && s.UUID == "":
-		wrong(mount, "the filesystem has no UUID (%v), the %s root's has %s", orNone(s.UUIDErr), w.Role, w.Recorded.UUID)
+		return because(mount, "the filesystem has no UUID (%v), the %s root's has %s", orNone(s.UUIDErr), w.Role, w.Recorded.UUID)
 	case w.Recorded.UUID != "" && s.UUID != w.Recorded.UUID:
-		wrong("mount the right disk; if this is a copy that shall replace it, give the copy the UUID of the original",
+		return because("mount the right disk; if this is a copy that shall replace it, give the copy the UUID of the original",
 			"the filesystem has the UUID %s, the %s root's has %s", s.UUID, w.Role, w.Recorded.UUID)
 	case w.Recorded.UUID == "" && s.UUID == "" && s.BootID == w.Recorded.BootID && s.Device != w.Recorded.Device:
-		wrong("mount the right disk, or restart the machine if it was attached anew",
+		return because("mount the right disk, or restart the machine if it was attached anew",
 			"the device number changed from %d to %d within one boot, and the filesystem has no UUID to know it by", w.Recorded.Device, s.Device)
 	}
-	return reasons
+	return Reason{}, false
+}
+
+// Unfit is why a root can't be used, with what to do about it.
+type Unfit struct{ What, Remedy string }
+
+func (u *Unfit) Error() string { return u.What + ": " + u.Remedy }
+
+// remedies are by the kernel's error number, where that says what to do.
+var remedies = []struct {
+	errs   []error
+	remedy string // %s is the role
+}{
+	{[]error{syscall.ENOTDIR, syscall.ELOOP}, "make it a folder, or correct the path in the configuration"},
+	{[]error{syscall.EACCES, syscall.EPERM}, "let root read and write it: look at its mode, its attributes (lsattr) and the security modules"},
+	{[]error{syscall.EROFS}, "mount the %s filesystem writable; if the kernel made it read-only, its log says why"},
+	{[]error{syscall.ENOSPC, syscall.EDQUOT}, "make some room on the %s filesystem"},
+	{[]error{syscall.EIO, syscall.EUCLEAN, syscall.ENODATA, syscall.ENXIO, syscall.ENODEV, syscall.ESHUTDOWN}, "look at the kernel's log and check the disk of the %s filesystem"},
+	{[]error{syscall.ENOTCONN, syscall.ESTALE, syscall.ETIMEDOUT, syscall.EHOSTDOWN, syscall.EHOSTUNREACH}, "its server is gone: start that, and mount the %s filesystem anew"},
+	{[]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM}, "give the process more open files or memory"},
+	{[]error{errors.ErrUnsupported}, "use Linux 5.6 or newer, and a filesystem that overlayfs can work on"},
+	{[]error{syscall.ENOENT}, "restore what is missing from a backup of this node, or mount the right disk"},
+}
+
+// remedy chooses what to do by the kernel's error number; otherwise is for all
+// others.
+func remedy(err error, role Role, otherwise string) string {
+	for _, r := range remedies {
+		if slices.ContainsFunc(r.errs, func(e error) bool { return errors.Is(err, e) }) {
+			return strings.ReplaceAll(r.remedy, "%s", string(role))
+		}
+	}
+	return otherwise
 }
 
 func short(identity string) string {
@@ -197,8 +221,14 @@ func (c *Closed) Error() string {
 	for i, r := range c.Reasons {
 		text[i] = r.String()
 	}
-	return "the roots are not those of this snapshotter, so nothing is written or deleted: " + strings.Join(text, "; ")
+	return "nothing is written or deleted: " + strings.Join(text, "; ")
 }
 
-// Unwrap makes it a failed precondition for containerd.
-func (c *Closed) Unwrap() error { return errdefs.ErrFailedPrecondition }
+// Unwrap makes it a failed precondition for containerd, and an [ErrNoAnswer] if a
+// root hangs.
+func (c *Closed) Unwrap() []error {
+	if slices.ContainsFunc(c.Reasons, func(r Reason) bool { return r.hangs }) {
+		return []error{errdefs.ErrFailedPrecondition, ErrNoAnswer}
+	}
+	return []error{errdefs.ErrFailedPrecondition}
+}

@@ -47,17 +47,17 @@ func TestJudge(t *testing.T) {
 			t.Parallel()
 			w, s := want, good
 			tc.change(&w, &s)
-			reasons := Judge(w, s)
+			reason, wrong := Judge(w, s)
 			if tc.reason == "" {
-				if len(reasons) > 0 {
-					t.Errorf("reasons: %v", reasons)
+				if wrong {
+					t.Errorf("reason: %v", reason)
 				}
 				return
 			}
-			if len(reasons) != 1 || !strings.Contains(reasons[0].What, tc.reason) || reasons[0].Remedy == "" || reasons[0].Root != "/i" {
-				t.Errorf("reasons %+v, want one with %q", reasons, tc.reason)
+			if !wrong || !strings.Contains(reason.What, tc.reason) || reason.Remedy == "" || reason.Root != "/i" {
+				t.Errorf("reason %+v, want one with %q", reason, tc.reason)
 			}
-			if err := error(&Closed{reasons}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tc.reason) {
+			if err := error(&Closed{[]Reason{reason}}); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), tc.reason) {
 				t.Errorf("as an error: %v", err)
 			}
 		})

@@ -22,6 +22,15 @@ type Sources struct {
 	BootID string
 	// HostMounts is the host's table of mounts; "/proc/1/mountinfo".
 	HostMounts string
+	// Ask is called with a root's path before the kernel is asked about it; a
+	// test lets it hang. nil: nothing is called.
+	Ask func(path string)
+}
+
+func (s Sources) about(path string) {
+	if s.Ask != nil {
+		s.Ask(path)
+	}
 }
 
 // Kernel gives the kernel's own files.
