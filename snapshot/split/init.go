@@ -156,7 +156,7 @@ func createDatabase(ctx context.Context, opts Options, identity string, recorded
 			err = errors.Join(err, os.Remove(temporary))
 		}
 	}()
-	if err := errors.Join(boltfile.OverwriteInPlace(f), f.Close()); err != nil {
+	if err := errors.Join(f.Chmod(0o600), boltfile.OverwriteInPlace(f), f.Close()); err != nil {
 		return err
 	}
 	var options bolt.Options

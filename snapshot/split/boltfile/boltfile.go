@@ -15,6 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// fileMode is the mode of all files. It is set after their making: other parts of
+// the process change the umask for a moment, to make sockets.
+const fileMode = 0o600
+
 // ErrLocked says that another process holds the lock.
 var ErrLocked = errors.New("another process holds the lock")
 
@@ -25,7 +29,7 @@ type Lock struct{ file *os.File }
 // lock's file is never removed: another process could lock the removed one.
 func TakeLock(path string) (*Lock, error) {
 	name := path + ".lock"
-	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, fileMode)
 	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
 		// A lock that is there from before does as well.
 		if old, oldErr := os.Open(name); oldErr == nil {
@@ -35,6 +39,7 @@ func TakeLock(path string) (*Lock, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the lock: %w", err)
 	}
+	_ = f.Chmod(fileMode) //nolint:errcheck // on a read-only disk it stays as it is, which does no harm
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			err = fmt.Errorf("%w (process %s): stop it first", ErrLocked, owner(name))
@@ -170,11 +175,14 @@ func (b Ballast) Bytes() int64 {
 
 // Fill makes the ballast whole. On error it gives up what it took.
 func (b Ballast) Fill() (err error) {
-	f, err := os.OpenFile(b.path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(b.path, os.O_RDWR|os.O_CREATE, fileMode)
 	if err != nil {
 		return fmt.Errorf("make the ballast: %w", err)
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
+	if err := f.Chmod(fileMode); err != nil {
+		return fmt.Errorf("make the ballast: %w", err)
+	}
 	if err := allocate(f, b.sizeBytes); err != nil {
 		return errors.Join(fmt.Errorf("make the ballast: %w", err), f.Truncate(0))
 	}

@@ -195,7 +195,8 @@ func (r *Root) ReadFile(name string, limit int) (content []byte, err error) {
 }
 
 // WriteFile puts a file in place as a whole: it is written beside its place,
-// synced, renamed over what was there, and the folder synced.
+// synced, renamed over what was there, and the folder synced. It has exactly this
+// mode, whatever the umask, which other parts of the process change for a moment.
 func (r *Root) WriteFile(name string, content []byte, mode uint32) error {
 	temporary := name + ".new"
 	return r.on("write", temporary, func(dir int, base string) error {
@@ -206,6 +207,7 @@ func (r *Root) WriteFile(name string, content []byte, mode uint32) error {
 		if err != nil {
 			return err
 		}
+		err = unix.Fchmod(fd, mode)
 		for rest := content; len(rest) > 0 && err == nil; {
 			var n int
 			if n, err = unix.Write(fd, rest); errors.Is(err, unix.EINTR) {
@@ -226,7 +228,7 @@ func (r *Root) WriteFile(name string, content []byte, mode uint32) error {
 	})
 }
 
-// Touch makes an empty file unless there is something of that name.
+// Touch makes an empty file of mode 0600 unless there is something of that name.
 func (r *Root) Touch(name string) error {
 	return r.on("make", name, func(dir int, base string) error {
 		fd, err := openat2(dir, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0o600)
@@ -236,7 +238,7 @@ func (r *Root) Touch(name string) error {
 		if err != nil {
 			return err
 		}
-		return unix.Close(fd)
+		return errors.Join(unix.Fchmod(fd, 0o600), unix.Close(fd))
 	})
 }
 

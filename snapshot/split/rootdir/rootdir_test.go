@@ -239,3 +239,21 @@ func TestRenameReplacesNothing(t *testing.T) {
 		t.Errorf("after closing: %v", err)
 	}
 }
+
+// TestModesWhateverTheUmask is not parallel: the umask is the process's. A part
+// that makes a socket sets it to 0777 for a moment.
+func TestModesWhateverTheUmask(t *testing.T) {
+	root := open(t, t.TempDir())
+	old := unix.Umask(0o777)
+	err := errors.Join(root.Touch("file"), root.WriteFile("whole", []byte("x"), 0o640), root.Mkdir("folder", 0o711), root.Chmod("folder", 0o1700))
+	unix.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]uint32{"file": 0o600, "whole": 0o640, "folder": 0o1700} {
+		p, err := root.Stat(name)
+		if err != nil || p.Mode&0o7777 != want {
+			t.Errorf("%s: mode %#o, %v, want %#o", name, p.Mode&0o7777, err, want)
+		}
+	}
+}
