@@ -361,6 +361,7 @@ func (a *agent) status(ctx context.Context) Status {
 	}
 	if a.cfg.Snapshotter.Enabled() {
 		s.Snapshotter = snapshotterStatus(ctx, a.cfg.Snapshotter.StatusEndpoint)
+		s.withoutRootsAway()
 	}
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt

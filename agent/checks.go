@@ -38,13 +38,18 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		unixsock.CheckAnswers("control socket", "cleave", control, "start `cleave serve`", doctor.Warn),
 		unixsock.CheckSameAccess("socket access", own, runtime),
 		doctor.Check{Name: "cleave to runtime", Run: func(ctx context.Context) doctor.Result { return checkThrough(ctx, own) }},
-		doctor.Check{Name: "layout", Run: func(ctx context.Context) doctor.Result { return checkLayout(ctx, cfg, control) }},
 	)
+	var split *SnapshotterStatus
 	if cfg.Snapshotter.Enabled() {
-		checks = append(checks, doctor.Check{Name: "split snapshotter", Run: func(ctx context.Context) doctor.Result {
-			return judgeSnapshotter(snapshotterStatus(ctx, cfg.Snapshotter.StatusEndpoint))
-		}})
+		split = snapshotterStatus(ctx, cfg.Snapshotter.StatusEndpoint)
+		checks = append(checks, doctor.Check{Name: "split snapshotter", Run: func(context.Context) doctor.Result { return judgeSnapshotter(split) }})
 	}
+	checks = append(checks, doctor.Check{Name: "layout", Run: func(ctx context.Context) doctor.Result {
+		if split != nil && len(split.Away) > 0 {
+			return judgeAway(split.Away[0])
+		}
+		return checkLayout(ctx, cfg, control)
+	}})
 	results = append(results, doctor.Run(ctx, checks)...)
 	return results, conn.Close()
 }
@@ -95,6 +100,11 @@ func judgeSnapshotter(s *SnapshotterStatus) doctor.Result {
 		return doctor.Passed("its roots are the right ones, containerd is recognised")
 	}
 	return doctor.Failed(strings.Join(s.Problems, "; "), "`cleave snapshotter status` says more")
+}
+
+// judgeAway is the judgement of a layout of which a root is away.
+func judgeAway(away RootAway) doctor.Result {
+	return doctor.Failed(fmt.Sprintf("it can't be told while a root of the split snapshotter is away: %s: %s", away.Path, away.Reason), away.Remedy)
 }
 
 func judgeLayout(layout fsstats.Layout, problem string) doctor.Result {

@@ -3,6 +3,7 @@ package agent
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
@@ -43,5 +44,41 @@ func TestJudgeLayout(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLayoutWithARootAway: while the image disk is not mounted, what is below its
+// mount point must not be taken for the place of images.
+func TestLayoutWithARootAway(t *testing.T) {
+	t.Parallel()
+	node := fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: 1}, CapacityBytes: 1 << 30}
+	roles := []fsstats.Place{
+		{Role: fsstats.NodeFS, Configured: "/var/lib/kubelet", Filesystem: node},
+		{Role: fsstats.ImageFS, Configured: "/srv/images", Note: "/srv/images/snapshots does not exist", Filesystem: node},
+		{Role: fsstats.ContainerFS, Configured: "/srv/images-not", Filesystem: node},
+	}
+	away := RootAway{Path: "/srv/images", Reason: "the image root is not a mount point of the host", Remedy: "mount the image filesystem there"}
+	s := Status{Layout: fsstats.LayoutSingle, Roles: roles, Snapshotter: &SnapshotterStatus{Away: []RootAway{away}}}
+	s.withoutRootsAway()
+	if s.Layout != fsstats.LayoutUnknown || s.Roles[1].Note != away.Reason || s.Roles[0].Note != "" || s.Roles[2].Note != "" {
+		t.Errorf("layout %s, roles %+v", s.Layout, s.Roles)
+	}
+	if roles[1].Note == away.Reason {
+		t.Error("the picture that others read was changed")
+	}
+	var text strings.Builder
+	if err := s.WriteText(&text, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(text.String(), "Layout: unknown (/srv/images: the image root is not a mount point of the host)") {
+		t.Errorf("the status does not say why:\n%s", text.String())
+	}
+	r := judgeAway(away)
+	if r.Level != doctor.Fail || r.Remedy != away.Remedy || !strings.Contains(r.Reason, away.Path) {
+		t.Errorf("doctor: %+v", r)
+	}
+	s = Status{Layout: fsstats.LayoutSingle, Roles: roles, Snapshotter: &SnapshotterStatus{}}
+	if s.withoutRootsAway(); s.Layout != fsstats.LayoutSingle {
+		t.Errorf("without a root away the layout is %s", s.Layout)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"path/filepath"
 	"runtime/metrics"
 	"slices"
 	"strings"
@@ -53,6 +54,16 @@ type SnapshotterStatus struct {
 	// Problems are what keeps it from working, each with what to do, none if all
 	// is well.
 	Problems []string `json:"problems,omitempty"`
+	// Away are roots of it that are not there or not the right ones.
+	Away []RootAway `json:"away,omitempty"`
+}
+
+// RootAway is a root of the split snapshotter that is not there, or is not the
+// right one: what is at its path now says nothing about where layers are.
+type RootAway struct {
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
+	Remedy string `json:"remedy"`
 }
 
 // snapshotterTimeout bounds the question to the snapshotter, so that one that
@@ -63,12 +74,35 @@ func snapshotterStatus(ctx context.Context, endpoint config.Endpoint) *Snapshott
 	ctx, cancel := context.WithTimeout(ctx, snapshotterTimeout)
 	defer cancel()
 	s := &SnapshotterStatus{Endpoint: endpoint.String()}
-	if status, err := snapshotter.FetchStatus(ctx, endpoint.Path()); err != nil {
+	status, err := snapshotter.FetchStatus(ctx, endpoint.Path())
+	if err != nil {
 		s.Problems = []string{err.Error()}
-	} else {
-		s.Problems = status.Problems()
+		return s
+	}
+	s.Problems = status.Problems()
+	for _, r := range status.Store.Fence.Reasons {
+		if r.Root != "" { // else it is about no root
+			s.Away = append(s.Away, RootAway{Path: r.Root, Reason: r.What, Remedy: r.Remedy})
+		}
 	}
 	return s
+}
+
+// withoutRootsAway takes back what was made out from roots that are away: the
+// place that they have now is that of whatever is below them.
+func (s *Status) withoutRootsAway() {
+	if s.Snapshotter == nil || len(s.Snapshotter.Away) == 0 {
+		return
+	}
+	s.Layout = fsstats.LayoutUnknown
+	s.Roles = slices.Clone(s.Roles)
+	for i := range s.Roles {
+		for _, away := range s.Snapshotter.Away {
+			if rel, err := filepath.Rel(away.Path, s.Roles[i].Configured); err == nil && filepath.IsLocal(rel) {
+				s.Roles[i].Note = away.Reason
+			}
+		}
+	}
 }
 
 // MemoryStatus is about cleave's own memory, in bytes.
@@ -138,7 +172,7 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 	for _, f := range s.Proxy.Fallbacks {
 		out.Printf("  ! %d answers of %s went through uncorrected (%s)\n", f.Count, f.Method, f.Reason)
 	}
-	out.Printf("\nLayout: %s (%s)\n", s.Layout, explainLayout(s.Layout))
+	out.Printf("\nLayout: %s (%s)\n", s.Layout, s.explainLayout())
 	switch {
 	case s.MeasuredAt == nil:
 		out.Printf("Not measured yet.\n")
@@ -198,8 +232,11 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 	return out.Err()
 }
 
-func explainLayout(k fsstats.LayoutKind) string {
-	switch k {
+func (s Status) explainLayout() string {
+	if s.Snapshotter != nil && len(s.Snapshotter.Away) > 0 {
+		return s.Snapshotter.Away[0].Path + ": " + s.Snapshotter.Away[0].Reason
+	}
+	switch s.Layout {
 	case fsstats.LayoutSingle:
 		return "images, writable layers and the kubelet's files share one filesystem"
 	case fsstats.LayoutDedicated:

@@ -129,7 +129,7 @@ func (s Status) Problems() []string {
 	}
 	if s.Containerd.PID == 0 {
 		out = append(out, "nothing is deleted, containerd is not recognised: "+cmp.Or(s.Containerd.Reason, "it has not answered yet"))
-	} else if s.Containerd.PokedAt == nil && s.Containerd.PokeProblem != "" {
+	} else if s.Containerd.PokedAt == nil && s.Containerd.PokeProblem != "" && !s.Store.Fence.Closed { // else that is why
 		out = append(out, "what was removed while the snapshotter was away keeps its space: "+s.Containerd.PokeProblem)
 	}
 	if a := s.Store.Alarm; a != nil {

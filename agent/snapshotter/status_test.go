@@ -23,6 +23,10 @@ func TestProblemsSayWhatIsWrongAndWhatToDo(t *testing.T) {
 		{"fence", func(s *Status) {
 			s.Store.Fence.Reasons = []fence.Reason{{Root: "image", What: "it is not mounted", Remedy: "mount it"}}
 		}, "mount it"},
+		{"not compared because of the fence", func(s *Status) {
+			s.Store.Fence = split.FenceStatus{Closed: true, Reasons: []fence.Reason{{Root: "image", What: "it is not mounted", Remedy: "mount it"}}}
+			s.Containerd.PokedAt, s.Containerd.PokeProblem = nil, "the snapshotter refuses"
+		}, "mount it"},
 		{"containerd unknown", func(s *Status) { s.Containerd.PID = 0; s.Containerd.Reason = "it is another one" }, "it is another one"},
 		{"containerd silent", func(s *Status) { s.Containerd.PID = 0 }, "not answered yet"},
 		{"not compared", func(s *Status) { s.Containerd.PokedAt, s.Containerd.PokeProblem = nil, "no lease" }, "no lease"},
@@ -42,5 +46,27 @@ func TestProblemsSayWhatIsWrongAndWhatToDo(t *testing.T) {
 				t.Errorf("problems %q, want one with %q", got, tc.want)
 			}
 		})
+	}
+}
+
+// TestTextOfARootThatIsAway: what is not known is not shown as zero.
+func TestTextOfARootThatIsAway(t *testing.T) {
+	t.Parallel()
+	free := int64(1 << 30)
+	s := Status{Store: split.Status{
+		Fence: split.FenceStatus{Closed: true, Reasons: []fence.Reason{{Root: "/i", What: "it is not mounted", Remedy: "mount it"}}},
+		Image: split.RootStatus{Path: "/i"}, Container: split.RootStatus{Path: "/c", Open: true, FreeBytes: &free},
+	}}
+	var text strings.Builder
+	if err := s.WriteText(&text, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"image root /i, free space unknown", "container root /c, 1.0Gi free"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is not in\n%s", want, text.String())
+		}
+	}
+	if n := strings.Count(text.String(), "not mounted"); n != 1 {
+		t.Errorf("the reason is told %d times:\n%s", n, text.String())
 	}
 }

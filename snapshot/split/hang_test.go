@@ -132,7 +132,8 @@ func TestUnmountedRootIsUnknown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(st.Fence.Reasons) != 1 {
+	if len(st.Fence.Reasons) != 1 || len(st.Image.Errors) > 0 || st.Image.Trash.LastError != "" {
+		t.Errorf("root %+v", st.Image)
 		t.Errorf("reasons %+v, want the first that is wrong", st.Fence.Reasons)
 	}
 	if st.Image.Open || st.Image.FreeBytes != nil || st.Image.Device != 0 {

@@ -214,8 +214,7 @@ func (b *Bin) pass(ctx context.Context) {
 	for ctx.Err() == nil {
 		root, err := b.root()
 		if err != nil {
-			b.note(err)
-			return
+			return // the fence says why, and that is nothing about the trash
 		}
 		names, err := b.list(root)
 		if err != nil {
