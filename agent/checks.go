@@ -28,10 +28,11 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		{Name: "root", Run: checkRoot},
 		unixsock.CheckAnswers("runtime socket", "the container runtime", runtime, "start it, or set runtime.endpoint", doctor.Fail),
 	})
+	store := snapshot.NewStore(conn, cfg.Runtime.Namespace).ReadOnce()
 	var checks []doctor.Check
 	// What the runtime would have to tell is not asked if it does not answer.
 	if results[len(results)-1].Level == doctor.Pass {
-		checks = append(checks, snapshot.NewStore(conn, cfg.Runtime.Namespace).Checks()...)
+		checks = append(checks, store.Checks()...)
 	}
 	checks = append(checks,
 		unixsock.CheckAnswers("cleave socket", "cleave", own, "start `cleave serve`", doctor.Warn),
@@ -48,7 +49,7 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		if split != nil && len(split.Away) > 0 {
 			return judgeAway(split.Away[0])
 		}
-		return checkLayout(ctx, cfg, control)
+		return checkLayout(ctx, control, newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop()))
 	}})
 	results = append(results, doctor.Run(ctx, checks)...)
 	return results, conn.Close()
@@ -77,9 +78,9 @@ func checkThrough(ctx context.Context, socket string) doctor.Result {
 	return doctor.Passed("%s %s answers through cleave", s.Name, s.Version)
 }
 
-// checkLayout takes the layout from the cleave that runs, which knows where
-// containers really are; without one, from the paths alone.
-func checkLayout(ctx context.Context, cfg config.Config, control string) doctor.Result {
+// checkLayout takes the layout from the cleave that runs; without one it finds it
+// out by an observer of its own.
+func checkLayout(ctx context.Context, control string, o *observer) doctor.Result {
 	status, err := FetchStatus(ctx, control)
 	if err == nil {
 		return judgeLayout(fsstats.Layout{Places: status.Roles}, status.Problem)
@@ -87,9 +88,11 @@ func checkLayout(ctx context.Context, cfg config.Config, control string) doctor.
 	if !errors.Is(err, ErrNotRunning) {
 		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
 	}
-	o := newObserver(cfg, observed{}, zap.NewNop())
-	layout, err := fsstats.NewProber().Resolve(o.paths(o.named, "", ""))
-	if err != nil {
+	layout, err := o.locate(ctx)
+	switch {
+	case errors.Is(err, errNotSaid):
+		return doctor.Warned("the layout is not known: "+err.Error(), "start the runtime, or set filesystems.imagefs in the configuration")
+	case err != nil:
 		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
 	}
 	return judgeLayout(layout, "")

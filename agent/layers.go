@@ -206,6 +206,19 @@ func (b *layerBook) filesystemOf(path string) (fsstats.Filesystem, error) {
 	return b.filesystems.FilesystemOf(path)
 }
 
+// findUppers finds out on which filesystem each writable layer is, as far as that
+// can be looked at.
+func (b *layerBook) findUppers() {
+	for _, state := range b.layers {
+		if state.folders.Upper == "" {
+			continue
+		}
+		if fs, err := b.filesystemOf(state.folders.Upper); err == nil {
+			state.filesystem = &fs
+		}
+	}
+}
+
 // imagePath returns the path that names the filesystem of image layers best.
 // named is the one that the runtime names for its default snapshotter: it stays
 // where it is right, and gives way where it does not exist (CTD-4) or the layers

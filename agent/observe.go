@@ -317,6 +317,27 @@ func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
 	return p, summary(problems)
 }
 
+// errNotSaid says that it is not known where images are: neither the runtime nor
+// the configuration says it.
+var errNotSaid = errors.New("nobody says where images are")
+
+// locate finds out where all roles are, without measuring anything. A path that
+// is only guessed is not used.
+func (o *observer) locate(ctx context.Context) (fsstats.Layout, error) {
+	images, _, err := o.mountpoints(ctx)
+	if len(images) > 0 {
+		o.named, o.confirmed = images[0], true
+	} else if o.guessed() && o.splitContainers == "" {
+		return fsstats.Layout{}, errors.Join(errNotSaid, err)
+	}
+	// What can't be read of the store has a check of its own.
+	_ = o.book.readStore(ctx, time.Now())
+	o.book.findCommitted()
+	o.book.findUppers()
+	imagePath := o.book.imagePath(o.named)
+	return o.filesystems.Resolve(o.paths(imagePath, o.book.containerPath(imagePath), o.book.contentRoot))
+}
+
 // maxProblems is how many different problems are told one by one.
 const maxProblems = 3
 

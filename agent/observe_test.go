@@ -632,3 +632,54 @@ func TestAContentStoreThatCantBeFoundIsNotNothing(t *testing.T) {
 		t.Errorf("images use %+v without the content store, want no figure", got)
 	}
 }
+
+// TestLocateGuessesNothing: where images are is what the runtime or the
+// configuration says, and the containers' place is that of their layers.
+func TestLocateGuessesNothing(t *testing.T) {
+	t.Parallel()
+	says := func(images []string, err error) mountpointsFunc {
+		return func(context.Context) ([]string, []string, error) { return images, nil, err }
+	}
+	down := errors.New("the runtime does not answer")
+	for _, tc := range []struct {
+		name        string
+		mountpoints mountpointsFunc
+		configure   func(*observer)
+		layers      []snapshot.Layer
+		images      string // empty: not known
+		containers  string
+	}{
+		{"the runtime says it", says([]string{"/images"}, nil), func(*observer) {}, []snapshot.Layer{container("c")}, "/images", "/layers"},
+		{"no container yet", says([]string{"/images"}, nil), func(*observer) {}, nil, "/images", "/images"},
+		{"the runtime is down", says(nil, down), func(*observer) {}, nil, "", ""},
+		{"it is down, the configuration says it", says(nil, down), func(o *observer) { o.configured.ImageFS = "/images/here" }, nil, "/images/here", "/images/here"},
+		{"it is down, the split snapshotter has roots", says(nil, down), func(o *observer) { o.named, o.splitContainers = "/images", "/layers" }, nil, "/images", "/layers"},
+		{"it names nothing", says(nil, nil), func(*observer) {}, nil, "", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			n := &node{layers: tc.layers}
+			o := observerOf(n)
+			o.mountpoints = tc.mountpoints
+			tc.configure(o)
+			layout, err := o.locate(t.Context())
+			if tc.images == "" {
+				if !errors.Is(err, errNotSaid) || len(layout.Places) > 0 {
+					t.Errorf("%+v, %v, want nothing known", layout, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for role, want := range map[fsstats.Role]string{fsstats.ImageFS: tc.images, fsstats.ContainerFS: tc.containers} {
+				if p, _ := layout.Get(role); p.Configured != want {
+					t.Errorf("%s at %q, want %q", role, p.Configured, want)
+				}
+			}
+			if n.walked("/layers/c") > 0 || n.walked("/images/content") > 0 {
+				t.Error("something was measured")
+			}
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -57,6 +58,8 @@ type node struct {
 	roots map[string]string
 	// owned are containers ("c…") and sandboxes ("s…"), by snapshotter.
 	owned map[string][]string
+	// read counts the readings of the list of containers.
+	read *atomic.Int32
 }
 
 type (
@@ -94,6 +97,7 @@ func (n nodePlugins) Plugins(context.Context, *introspectionapi.PluginsRequest) 
 }
 
 func (n nodeContainers) ListStream(_ *containersapi.ListContainersRequest, out containersapi.Containers_ListStreamServer) error {
+	n.read.Add(1)
 	for snapshotter, ids := range n.owned {
 		for _, id := range ids {
 			c := &containersapi.Container{ID: id, Snapshotter: snapshotter, SnapshotKey: id, Labels: map[string]string{}}
@@ -119,6 +123,7 @@ func (n nodeSnapshots) List(r *snapshotsapi.ListSnapshotsRequest, out snapshotsa
 // checked runs the checks against the node and returns their results by name.
 func (n node) checked(t *testing.T) map[string]doctor.Result {
 	t.Helper()
+	n.read = &atomic.Int32{}
 	server := grpc.NewServer()
 	versionapi.RegisterVersionServer(server, nodeVersion{})
 	introspectionapi.RegisterIntrospectionServer(server, nodePlugins{node: n})
@@ -135,7 +140,7 @@ func (n node) checked(t *testing.T) map[string]doctor.Result {
 		t.Fatal(err)
 	}
 	results := map[string]doctor.Result{}
-	for _, r := range doctor.Run(t.Context(), NewStore(conn, "k8s.io").Checks()) {
+	for _, r := range doctor.Run(t.Context(), NewStore(conn, "k8s.io").ReadOnce().Checks()) {
 		results[r.Check] = r
 	}
 	if err := conn.Close(); err != nil {
@@ -144,6 +149,9 @@ func (n node) checked(t *testing.T) map[string]doctor.Result {
 	server.Stop()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+	if n := n.read.Load(); n != 1 {
+		t.Errorf("the store is read %d times, want once for all checks", n)
 	}
 	return results
 }
@@ -157,12 +165,12 @@ func TestChecksOfTheStore(t *testing.T) {
 		roots, one  doctor.Level
 		rootsReason string
 	}{
-		{"healthy", node{map[string]string{"overlayfs": there}, map[string][]string{"overlayfs": {"s1", "c1"}}}, doctor.Pass, doctor.Pass, "overlayfs at " + there},
-		{"nothing runs yet", node{map[string]string{"overlayfs": missing}, nil}, doctor.Pass, doctor.Pass, "no snapshotter is in use"},
-		{"CTD-4: a root that does not exist", node{map[string]string{"overlayfs": missing}, map[string][]string{"overlayfs": {"c1"}}}, doctor.Fail, doctor.Pass, missing},
-		{"a root that is not said", node{map[string]string{"proxied": ""}, map[string][]string{"proxied": {"c1"}}}, doctor.Warn, doctor.Pass, "proxied"},
-		{"an unused one may be wrong", node{map[string]string{"overlayfs": there, "native": missing}, map[string][]string{"overlayfs": {"c1"}}}, doctor.Pass, doctor.Pass, "overlayfs at"},
-		{"CTD-14: containers on two", node{map[string]string{"overlayfs": there, "native": there}, map[string][]string{"overlayfs": {"s1"}, "native": {"c1"}}}, doctor.Pass, doctor.Warn, "native at"},
+		{"healthy", node{roots: map[string]string{"overlayfs": there}, owned: map[string][]string{"overlayfs": {"s1", "c1"}}}, doctor.Pass, doctor.Pass, "overlayfs at " + there},
+		{"nothing runs yet", node{roots: map[string]string{"overlayfs": missing}, owned: nil}, doctor.Pass, doctor.Pass, "no snapshotter is in use"},
+		{"CTD-4: a root that does not exist", node{roots: map[string]string{"overlayfs": missing}, owned: map[string][]string{"overlayfs": {"c1"}}}, doctor.Fail, doctor.Pass, missing},
+		{"a root that is not said", node{roots: map[string]string{"proxied": ""}, owned: map[string][]string{"proxied": {"c1"}}}, doctor.Warn, doctor.Pass, "proxied"},
+		{"an unused one may be wrong", node{roots: map[string]string{"overlayfs": there, "native": missing}, owned: map[string][]string{"overlayfs": {"c1"}}}, doctor.Pass, doctor.Pass, "overlayfs at"},
+		{"CTD-14: containers on two", node{roots: map[string]string{"overlayfs": there, "native": there}, owned: map[string][]string{"overlayfs": {"s1"}, "native": {"c1"}}}, doctor.Pass, doctor.Warn, "native at"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

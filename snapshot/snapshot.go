@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
@@ -92,12 +93,26 @@ type Usage struct {
 type Store struct {
 	conn      grpc.ClientConnInterface
 	namespace string
+	// once, if it is not nil, remembers the first answer of Inventory.
+	once *onceInventory
+}
+
+type onceInventory struct {
+	sync.Once
+	inventory Inventory
+	err       error
 }
 
 // NewStore returns a Store on a connection to containerd's socket. CRI keeps
 // its things in the namespace "k8s.io".
 func NewStore(conn grpc.ClientConnInterface, namespace string) *Store {
 	return &Store{conn: conn, namespace: namespace}
+}
+
+// ReadOnce returns a Store that reads its inventory once and then tells the same,
+// for a command that looks at it from several sides.
+func (s *Store) ReadOnce() *Store {
+	return &Store{conn: s.conn, namespace: s.namespace, once: &onceInventory{}}
 }
 
 // namespaceHeader names the namespace of a call (containerd, pkg/namespaces:
@@ -135,6 +150,14 @@ var ErrUnread = errors.New("a snapshotter can't be read")
 // whose process is down, it returns what the others hold together with an error
 // that wraps [ErrUnread]; after any other error the Inventory is empty.
 func (s *Store) Inventory(ctx context.Context) (Inventory, error) {
+	if s.once == nil {
+		return s.readInventory(ctx)
+	}
+	s.once.Do(func() { s.once.inventory, s.once.err = s.readInventory(ctx) })
+	return s.once.inventory, s.once.err
+}
+
+func (s *Store) readInventory(ctx context.Context) (Inventory, error) {
 	ctx = s.in(ctx)
 	var inv Inventory
 	if err := s.readPlugins(ctx, &inv); err != nil {
