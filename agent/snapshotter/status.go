@@ -96,6 +96,12 @@ func (s Status) WriteText(out io.Writer, now time.Time) error {
 		fmt.Fprintf(&b, "ALARM:       a clean-up is held up since %s: %s\n", ago(now, a.At), a.Reason)
 		fmt.Fprintf(&b, "             it would take %d of %d folders (`-o json` lists them)\n             -> find out why, then run `cleave snapshotter confirm`\n", len(a.Folders), a.Total)
 	}
+	if m := s.Store.Measuring; m.Reason != "" {
+		fmt.Fprintf(&b, "usage:       of %d layers it is not known, which is tried again (%d failures since the start): %s\n", m.Failing, m.Failures, m.Reason)
+	}
+	if sw := s.Store.LastSweep; sw != nil && sw.Error != "" && s.Store.Alarm == nil && !s.Store.Fence.Closed {
+		fmt.Fprintf(&b, "clean-up:    the last one, %s, is incomplete: %s\n", ago(now, sw.At), sw.Error)
+	}
 	for _, n := range s.Store.Notes {
 		fmt.Fprintf(&b, "note:        %s\n", n)
 	}
@@ -140,6 +146,12 @@ func (s Status) Problems() []string {
 			out = append(out, "something in the trash can't be deleted: "+r.Trash.LastError)
 		}
 		out = append(out, r.Errors...)
+	}
+	if m := s.Store.Measuring; m.Reason != "" && !s.Store.Fence.Closed {
+		out = append(out, fmt.Sprintf("the usage of %d layers is not known: %s", m.Failing, m.Reason))
+	}
+	if sw := s.Store.LastSweep; sw != nil && sw.Error != "" && s.Store.Alarm == nil && !s.Store.Fence.Closed {
+		out = append(out, "the last clean-up is incomplete: "+sw.Error)
 	}
 	if s.Problem != "" {
 		out = append(out, s.Problem)

@@ -33,6 +33,13 @@ func TestProblemsSayWhatIsWrongAndWhatToDo(t *testing.T) {
 		{"alarm", func(s *Status) { s.Store.Alarm = &split.Alarm{Reason: "many"} }, "cleave snapshotter confirm"},
 		{"trash", func(s *Status) { s.Store.Image.Trash.LastError = "a mount inside" }, "a mount inside"},
 		{"a root can't be looked at", func(s *Status) { s.Store.Container.Errors = []string{"input/output error"} }, "input/output error"},
+		{"a layer can't be measured", func(s *Status) {
+			s.Store.Measuring = split.MeasuringStatus{Failing: 2, Failures: 5, Reason: "input/output error"}
+		}, "usage of 2 layers"},
+		{"the last clean-up failed", func(s *Status) { s.Store.LastSweep = &split.Sweep{Error: "no such folder"} }, "no such folder"},
+		{"the clean-up waits for a confirmation", func(s *Status) {
+			s.Store.Alarm, s.Store.LastSweep = &split.Alarm{Reason: "many"}, &split.Sweep{Error: "many"}
+		}, "cleave snapshotter confirm"},
 		{"no figures", func(s *Status) { s.Problem = "database" }, "database"},
 		{"own fault", func(s *Status) { s.Calls.Panics = 2 }, "2 calls broke"},
 	}

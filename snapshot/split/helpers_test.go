@@ -250,3 +250,18 @@ func mounted(t *testing.T, dir string, mounts []mount.Mount, f func(path string)
 	}()
 	f(target)
 }
+
+// eventually waits until something has become so.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(60 * time.Second)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}

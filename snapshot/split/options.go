@@ -1,6 +1,7 @@
 package split
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/fsstats/walk"
 	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
 )
@@ -82,6 +84,8 @@ type Options struct {
 	sources fence.Sources
 	// faults is called at fault points in tests.
 	faults func(fault.Point)
+	// walk measures a folder; walk.Measure save in tests.
+	walk func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error)
 }
 
 // Defaults of Options.
@@ -106,6 +110,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.faults == nil {
 		o.faults = fault.Reach
+	}
+	if o.walk == nil {
+		o.walk = walk.Measure
 	}
 	return o
 }

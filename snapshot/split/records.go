@@ -56,8 +56,6 @@ type figure struct {
 	Bytes  int64     `json:"bytes"`
 	Inodes int64     `json:"inodes"`
 	At     time.Time `json:"at"`
-	// Partial: something could not be read, so it is a lower bound.
-	Partial bool `json:"partial,omitempty"`
 }
 
 // own gives our bucket in a transaction, after a look at its version.

@@ -380,6 +380,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 		return fmt.Errorf("remove snapshot %q: %w", shortKey(key), err)
 	}
 	s.meter.forget(id)
+	s.filler.done(id)
 	s.bins[rec.Root].Wake()
 	return nil
 }

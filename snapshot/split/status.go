@@ -26,8 +26,10 @@ type Status struct {
 	// Alarm is a clean-up that waits to be confirmed, LastSweep the last one.
 	Alarm     *Alarm `json:"alarm,omitempty"`
 	LastSweep *Sweep `json:"lastSweep,omitempty"`
-	// Unstored is how many layers wait for their usage to be stored.
-	Unstored int `json:"unstored"`
+	// Unstored is how many layers wait for their usage to be measured and stored;
+	// Measuring tells of those for which that has failed.
+	Unstored  int             `json:"unstored"`
+	Measuring MeasuringStatus `json:"measuring"`
 	// Notes are what an operator should know and nothing has to be done about.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -111,7 +113,8 @@ type DatabaseStatus struct {
 // Status tells the state from memory and the database; nothing is measured for
 // it.
 func (s *Snapshotter) Status(ctx context.Context) (Status, error) {
-	st := Status{Identity: s.identity, Unstored: s.filler.waiting()}
+	st := Status{Identity: s.identity}
+	st.Unstored, st.Measuring = s.filler.status()
 	st.Fence.Reasons, st.Fence.Since = s.gate.State()
 	st.Fence.Closed = len(st.Fence.Reasons) > 0
 	s.mu.Lock()

@@ -12,10 +12,8 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/errdefs"
 	bolt "go.etcd.io/bbolt"
-	"go.uber.org/zap"
 
 	"github.com/cleave-cri/cleave/fsstats/walk"
-	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
 	"github.com/cleave-cri/cleave/snapshot/split/rootdir"
 )
@@ -28,6 +26,10 @@ const measuringAtOnce = 2
 // it, so the work folder too, which holds files that are being copied up
 // (CTD-125). Vanishing files are no error. For a layer it is measured once,
 // for what can be written to at most UsageMaxAge ago.
+//
+// What can't be measured as a whole is an error and never a part of the figure:
+// containerd asks for a layer again after an error, and never after an answer
+// (CTD-6).
 func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, error) {
 	var (
 		id   string
@@ -62,7 +64,7 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, e
 
 func (f figure) usage() snapshots.Usage { return snapshots.Usage{Size: f.Bytes, Inodes: f.Inodes} }
 
-// measure walks a snapshot's folder.
+// measure walks a snapshot's folder. A figure is always that of all of it.
 func (s *Snapshotter) measure(ctx context.Context, what subject) (figure, error) {
 	root, err := s.gate.Root(what.root)
 	if err != nil {
@@ -77,14 +79,14 @@ func (s *Snapshotter) measure(ctx context.Context, what subject) (figure, error)
 	}
 	defer dir.Close() //nolint:errcheck // only read
 	// The open folder is named through /proc, so that a root swapped behind our back is not measured instead.
-	usage, err := walk.Measure(ctx, rootdir.FDPath(dir)+"/.", walk.Options{})
+	usage, err := s.opts.walk(ctx, rootdir.FDPath(dir)+"/.", walk.Options{})
 	if err != nil {
 		return figure{}, err
 	}
 	if usage.Partial {
-		s.log.Warn("a snapshot could be measured in part only", zap.String("id", what.id), zap.Errors("reasons", usage.Errors))
+		return figure{}, classed(errdefs.ErrUnavailable, "%d files or folders of it can't be read, so what it takes is not known: %w", usage.Unreadable, errors.Join(usage.Errors...))
 	}
-	return figure{Bytes: usage.Bytes, Inodes: usage.Inodes, At: usage.Finished, Partial: usage.Partial}, nil
+	return figure{Bytes: usage.Bytes, Inodes: usage.Inodes, At: usage.Finished}, nil
 }
 
 // subject is what is measured. A snapshot before and after its commit are two:
@@ -212,185 +214,4 @@ func (m *meter) last(what subject) (figure, bool) {
 	defer m.mu.Unlock()
 	f, ok := m.figures[what]
 	return f, ok
-}
-
-// maxQueued is how many committed layers the filler remembers. If there are
-// more, it looks through the database for all that have no figure.
-const maxQueued = 1024
-
-// filler knows which committed layers have no stored figure yet.
-type filler struct {
-	wake chan struct{}
-
-	mu     sync.Mutex
-	queued map[string]bool // guarded by mu
-	all    bool            // guarded by mu: look through the database
-	idle   chan struct{}   // guarded by mu; closed while there is nothing to do
-}
-
-// newFiller begins with all layers.
-func newFiller() *filler {
-	f := &filler{wake: make(chan struct{}, 1), queued: map[string]bool{}, all: true, idle: make(chan struct{})}
-	f.wake <- struct{}{}
-	return f
-}
-
-func (f *filler) add(id string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.queued) >= maxQueued {
-		f.all = true
-	} else {
-		f.queued[id] = true
-	}
-	select {
-	case <-f.idle:
-		f.idle = make(chan struct{})
-	default:
-	}
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
-}
-
-// take gives what is to be done and forgets it.
-func (f *filler) take() (ids []string, all bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for id := range f.queued {
-		ids = append(ids, id)
-	}
-	clear(f.queued)
-	all, f.all = f.all, false
-	return ids, all
-}
-
-func (f *filler) rest() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.queued) > 0 || f.all {
-		return
-	}
-	select {
-	case <-f.idle:
-	default:
-		close(f.idle)
-	}
-}
-
-func (f *filler) waiting() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return len(f.queued)
-}
-
-func (f *filler) waitIdle(ctx context.Context) error {
-	f.mu.Lock()
-	idle := f.idle
-	f.mu.Unlock()
-	select {
-	case <-idle:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// fill measures committed layers and stores their figures, until ctx ends.
-func (s *Snapshotter) fill(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.filler.wake:
-		}
-		ids, all := s.filler.take()
-		if err := s.fillOnce(ctx, ids, all); err != nil && ctx.Err() == nil {
-			s.log.Warn("usage of layers is not stored; it is measured when asked for", zap.Error(err))
-		}
-		s.filler.rest()
-	}
-}
-
-func (s *Snapshotter) fillOnce(ctx context.Context, ids []string, all bool) error {
-	subjects, err := s.unfilled(ctx, ids, all)
-	if err != nil {
-		return err
-	}
-	const batch = 64
-	figures := map[string]figure{}
-	for i, what := range subjects {
-		f, err := s.meter.get(ctx, what, forever)
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err == nil && !f.Partial {
-			figures[what.id] = f
-		}
-		if len(figures) == 0 || len(figures) < batch && i < len(subjects)-1 {
-			continue
-		}
-		s.opts.faults(fault.UsageMeasured)
-		if err := s.storeFigures(ctx, figures); err != nil {
-			return err
-		}
-		clear(figures)
-	}
-	return nil
-}
-
-// unfilled finds the committed layers without a figure: all of them, or those of
-// ids.
-func (s *Snapshotter) unfilled(ctx context.Context, ids []string, all bool) (subjects []subject, err error) {
-	wanted := map[string]bool{}
-	for _, id := range ids {
-		wanted[id] = true
-	}
-	err = s.db.read(ctx, func(ctx context.Context, b *bolt.Bucket) error {
-		if !all {
-			for id := range wanted {
-				rec, found, err := getRecord(b, id)
-				if err != nil {
-					return err
-				}
-				if found && rec.Figure == nil {
-					subjects = append(subjects, subject{id: id, root: rec.Root, committed: true})
-				}
-			}
-			return nil
-		}
-		return ignoringEmpty(storage.WalkInfo(ctx, func(ctx context.Context, info snapshots.Info) error {
-			id, _, _, err := storage.GetInfo(ctx, info.Name)
-			if err != nil {
-				return err
-			}
-			rec, found, err := getRecord(b, id)
-			if err == nil && found && rec.Figure == nil {
-				subjects = append(subjects, subject{id: id, root: rec.Root, committed: true})
-			}
-			return err
-		}, "kind==committed"))
-	})
-	return subjects, err
-}
-
-func (s *Snapshotter) storeFigures(ctx context.Context, figures map[string]figure) error {
-	err := s.db.run(ctx, write{do: func(_ context.Context, b *bolt.Bucket) error {
-		for id, f := range figures {
-			rec, found, err := getRecord(b, id)
-			if err != nil {
-				return err
-			}
-			if !found {
-				continue // removed meanwhile
-			}
-			rec.Figure = &f
-			if err := putRecord(b, id, rec); err != nil {
-				return err
-			}
-		}
-		return nil
-	}})
-	return err
 }
