@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 	zaptest "go.uber.org/zap/zaptest/observer"
@@ -153,5 +154,47 @@ func TestRuntimeSocketWithOddLetters(t *testing.T) {
 				t.Errorf("the runtime says %+v", s)
 			}
 		})
+	}
+}
+
+// TestWorkMayTakeLong: what is done by POST goes on while a question that takes
+// as long is broken off.
+func TestWorkMayTakeLong(t *testing.T) {
+	t.Parallel()
+	working, goOn := make(chan struct{}), make(chan struct{})
+	path := filepath.Join(t.TempDir(), "control.sock")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := control.Server(map[string]func(context.Context) (any, error){
+		"POST /work": func(ctx context.Context) (any, error) {
+			close(working)
+			<-goOn
+			return nil, ctx.Err()
+		},
+		"GET /question": func(ctx context.Context) (any, error) {
+			ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond) // three times the limit
+			defer cancel()
+			<-ctx.Done()
+			return nil, nil
+		},
+	})
+	server.ReadTimeout, server.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
+	served := make(chan error, 1)
+	go func() { served <- control.Serve(server, l) }()
+	worked := make(chan error, 1)
+	go func() { worked <- control.Ask(t.Context(), path, http.MethodPost, "/work", nil) }()
+	<-working
+	// It begins later and is broken off; the work is not.
+	if err := control.Ask(t.Context(), path, http.MethodGet, "/question", nil); err == nil {
+		t.Error("a question that takes long was answered")
+	}
+	close(goOn)
+	if err := <-worked; err != nil {
+		t.Errorf("the work was broken off: %v", err)
+	}
+	if err := errors.Join(server.Close(), <-served); err != nil {
+		t.Error(err)
 	}
 }

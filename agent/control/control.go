@@ -21,6 +21,9 @@ const (
 	// Timeout bounds how long a client may take to send its request and to take
 	// the answer, and how long it waits for one.
 	Timeout = 10 * time.Second
+	// WorkTimeout is that for requests by POST, which do something and answer when
+	// it is done: a clean-up of many thousand folders.
+	WorkTimeout = 10 * time.Minute
 	// maxAnswerBytes is the largest answer that is read.
 	maxAnswerBytes = 16 << 20
 	// errorBytes is how much of an answer that is none goes into a message.
@@ -32,10 +35,21 @@ var ErrNotRunning = errors.New("it is not running")
 
 // Server answers requests by pattern, as of [http.ServeMux]: with what a function
 // of routes returns, as JSON. Nil is no content; an error is told with status 409.
+// What is asked by POST has [WorkTimeout].
 func Server(routes map[string]func(context.Context) (any, error)) *http.Server {
 	mux := http.NewServeMux()
 	for pattern, do := range routes {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { answer(r.Context(), w, do) })
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				// The server's own limits would end the work as well as the answer.
+				until, conn := time.Now().Add(WorkTimeout), http.NewResponseController(w)
+				if err := errors.Join(conn.SetReadDeadline(until), conn.SetWriteDeadline(until)); err != nil {
+					http.Error(w, err.Error(), http.StatusInternalServerError)
+					return
+				}
+			}
+			answer(r.Context(), w, do)
+		})
 	}
 	return &http.Server{
 		Handler:           mux,
@@ -79,14 +93,18 @@ func Serve(server *http.Server, l net.Listener) error {
 // Ask makes a request on a socket and reads the answer into a value, unless that
 // is nil. It returns [ErrNotRunning] if nobody answers there.
 func Ask(ctx context.Context, socket, method, path string, into any) error {
-	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	limit := Timeout
+	if method == http.MethodPost {
+		limit = WorkTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := ask(ctx, socket, method, path, into)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return ErrNotRunning
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("it is there and does not answer within %s; look at its log: %w", Timeout, context.DeadlineExceeded)
+		return fmt.Errorf("it is there and does not answer within %s; look at its log: %w", limit, context.DeadlineExceeded)
 	}
 	return err
 }
@@ -110,7 +128,11 @@ func ask(ctx context.Context, socket, method, path string, into any) (err error)
 	if response.StatusCode >= http.StatusMultipleChoices {
 		// What it says is for the message; that it can't be read changes nothing.
 		body, _ := io.ReadAll(io.LimitReader(response.Body, errorBytes)) //nolint:errcheck // see above
-		return fmt.Errorf("it answers %s: %s", response.Status, strings.TrimSpace(string(body)))
+		text := strings.TrimSpace(string(body))
+		if response.StatusCode == http.StatusConflict && text != "" {
+			return errors.New(text) // its own words, which say enough
+		}
+		return fmt.Errorf("it answers %s: %s", response.Status, text)
 	}
 	if into == nil {
 		return nil

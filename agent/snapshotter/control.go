@@ -42,7 +42,7 @@ func FetchStatus(ctx context.Context, socket string) (Status, error) {
 // alarm holds up. It returns [ErrNotRunning] if none answers on the socket.
 func ConfirmCleanup(ctx context.Context, socket string) error {
 	if err := ask(ctx, socket, http.MethodPost, pathConfirm, nil); err != nil {
-		return fmt.Errorf("confirm a clean-up on %s: %w", socket, err)
+		return fmt.Errorf("the snapshotter on %s: %w", socket, err)
 	}
 	return nil
 }

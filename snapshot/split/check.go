@@ -81,7 +81,7 @@ func Repair(ctx context.Context, opts Options, plan []Folder) (moved []Folder, e
 				return err
 			}
 			if !slices.Contains(now.Plan, folder) {
-				return fmt.Errorf("folder %s of the %s root is not a stray any more: check again: %w", folder.Name, folder.Root, errdefs.ErrFailedPrecondition)
+				return classed(errdefs.ErrFailedPrecondition, "folder %s of the %s root is not a stray any more: check again", folder.Name, folder.Root)
 			}
 			root, err := gate.Root(folder.Root)
 			if err != nil {

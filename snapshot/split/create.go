@@ -227,8 +227,8 @@ func (s *Snapshotter) clearStale(id string) error {
 			return err
 		}
 		if !free {
-			return fmt.Errorf("the folder %s is newer than the database, which would give out ID %s now: it may have been restored from an older copy, so nothing is made; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up: %w",
-				filepath.Join(root.Path(), idDir(id)), id, errdefs.ErrFailedPrecondition)
+			return classed(errdefs.ErrFailedPrecondition, "the folder %s is newer than the database, which would give out ID %s now: it may have been restored from an older copy, so nothing is made; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up",
+				filepath.Join(root.Path(), idDir(id)), id)
 		}
 		entry, err := trash.Move(root, idDir(id), "stale-"+id)
 		if err != nil {
@@ -271,7 +271,7 @@ func (s *Snapshotter) layersOf(ctx context.Context, b *bolt.Bucket, key string, 
 	if l.ids != nil && len(on) > 1 {
 		// containerd maps the nearest folder that holds all of them, as one mount
 		// (core/mount: prepareIDMappedOverlay).
-		return layers{}, fmt.Errorf("its layers lie on both roots, and IDs can't be mapped over two mounts: push the image and pull it again, so that all of it is on the image root: %w", errdefs.ErrFailedPrecondition)
+		return layers{}, classed(errdefs.ErrFailedPrecondition, "its layers lie on both roots, and IDs can't be mapped over two mounts: push the image and pull it again, so that all of it is on the image root")
 	}
 	if s.opts.Rebase && rec.Root == fence.Image && info.Labels[labelParentChain] != "" {
 		l.empty = filepath.Join(s.opts.ImageRoot, emptyName)

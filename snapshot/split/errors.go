@@ -14,4 +14,4 @@ type classedError struct {
 	class error
 }
 
-func (e *classedError) Unwrap() []error { return []error{e.error, e.class} }
+func (e *classedError) Unwrap() []error { return []error{e.class, e.error} }

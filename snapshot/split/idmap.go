@@ -38,10 +38,10 @@ func mappingOf(labels map[string]string) (*mapping, error) {
 		err error
 	)
 	if m.uids, m.rootUID, err = parseMapping(uids); err != nil {
-		return nil, fmt.Errorf("label %s %.64q: %w: %w", snapshots.LabelSnapshotUIDMapping, uids, err, errdefs.ErrInvalidArgument)
+		return nil, classed(errdefs.ErrInvalidArgument, "label %s %.64q: %w", snapshots.LabelSnapshotUIDMapping, uids, err)
 	}
 	if m.gids, m.rootGID, err = parseMapping(gids); err != nil {
-		return nil, fmt.Errorf("label %s %.64q: %w: %w", snapshots.LabelSnapshotGIDMapping, gids, err, errdefs.ErrInvalidArgument)
+		return nil, classed(errdefs.ErrInvalidArgument, "label %s %.64q: %w", snapshots.LabelSnapshotGIDMapping, gids, err)
 	}
 	return &m, nil
 }

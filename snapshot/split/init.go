@@ -46,7 +46,7 @@ func Init(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	if exists {
-		return fmt.Errorf("there is a database %s already: remove it only together with all that is in both roots: %w", opts.Database, errdefs.ErrAlreadyExists)
+		return classed(errdefs.ErrAlreadyExists, "there is a database %s already: remove it only together with all that is in both roots", opts.Database)
 	}
 
 	roots := map[fence.Role]*rootdir.Root{}
@@ -135,7 +135,7 @@ func mustBeEmpty(root *rootdir.Root) error {
 				continue
 			}
 		}
-		return fmt.Errorf("%s is not empty, it has %q: a snapshotter begins on empty roots only, to make sure that it never takes anything for its own: %w", root.Path(), name, errdefs.ErrFailedPrecondition)
+		return classed(errdefs.ErrFailedPrecondition, "%s is not empty, it has %q: a snapshotter begins on empty roots only, to make sure that it never takes anything for its own", root.Path(), name)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package split
 
 import (
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -39,14 +38,14 @@ func splitKey(key string) (namespace, own string) {
 // checkKey refuses keys that are not served.
 func checkKey(key string, namespaces []string) error {
 	if key == "" || len(key) > maxKeyBytes {
-		return fmt.Errorf("a key has 1 to %d bytes, this one %d: %w", maxKeyBytes, len(key), errdefs.ErrInvalidArgument)
+		return classed(errdefs.ErrInvalidArgument, "a key has 1 to %d bytes, this one %d", maxKeyBytes, len(key))
 	}
 	if len(namespaces) == 0 {
 		return nil
 	}
 	if namespace, _ := splitKey(key); !slices.Contains(namespaces, namespace) {
-		return fmt.Errorf("key %q is of the namespace %q; this snapshotter serves only %s: add it to its configuration or use another snapshotter: %w",
-			key, namespace, strings.Join(namespaces, ", "), errdefs.ErrInvalidArgument)
+		return classed(errdefs.ErrInvalidArgument, "key %q is of the namespace %q; this snapshotter serves only %s: add it to its configuration or use another snapshotter",
+			key, namespace, strings.Join(namespaces, ", "))
 	}
 	return nil
 }

@@ -404,7 +404,7 @@ func (s *Snapshotter) discard(id string, role fence.Role) {
 // removals and clean-ups are refused with errdefs.ErrUnavailable.
 func (s *Snapshotter) ConfirmContainerd(ctx context.Context, id string) error {
 	if id == "" {
-		return fmt.Errorf("confirm containerd: its identity is empty: %w", errdefs.ErrInvalidArgument)
+		return classed(errdefs.ErrInvalidArgument, "confirm containerd: its identity is empty")
 	}
 	pinned, err := s.pin(ctx, id)
 	if err != nil {
@@ -416,7 +416,7 @@ func (s *Snapshotter) ConfirmContainerd(ctx context.Context, id string) error {
 	if pinned != id {
 		s.confirmed = false
 		s.refused = fmt.Sprintf("this is containerd %s, the snapshots belong to %s: connect that one, or run `cleave snapshotter unpin` if it is gone for good", id, pinned)
-		return fmt.Errorf("confirm containerd: %s: %w", s.refused, errdefs.ErrFailedPrecondition)
+		return classed(errdefs.ErrFailedPrecondition, "confirm containerd: %s", s.refused)
 	}
 	s.confirmed, s.refused = true, ""
 	return nil
@@ -461,8 +461,8 @@ func (s *Snapshotter) mayDelete() error {
 	case s.confirmed || s.opts.AnyContainerd:
 		return nil
 	case s.refused != "":
-		return fmt.Errorf("nothing is deleted: %s: %w", s.refused, errdefs.ErrUnavailable)
+		return classed(errdefs.ErrUnavailable, "nothing is deleted: %s", s.refused)
 	default:
-		return fmt.Errorf("nothing is deleted until containerd has been recognised; wait, or look at `cleave snapshotter status`: %w", errdefs.ErrUnavailable)
+		return classed(errdefs.ErrUnavailable, "nothing is deleted until containerd has been recognised; wait, or look at `cleave snapshotter status`")
 	}
 }

@@ -168,7 +168,7 @@ func (s *Snapshotter) ConfirmCleanup(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	if alarm == nil {
-		return fmt.Errorf("confirm a clean-up: none is waiting to be confirmed: %w", errdefs.ErrFailedPrecondition)
+		return classed(errdefs.ErrFailedPrecondition, "confirm a clean-up: none is waiting to be confirmed")
 	}
 	s.log.Warn("a clean-up was confirmed", zap.Int("folders", len(alarm.Folders)))
 	err := s.Cleanup(ctx)
@@ -203,7 +203,7 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 			s.opts.faults(fault.SweepMoving)
 		}
 		if plan.alarm != nil {
-			return fmt.Errorf("%s; look at `cleave snapshotter status` and confirm it if it is right: %w", plan.alarm.Reason, errdefs.ErrFailedPrecondition)
+			return classed(errdefs.ErrFailedPrecondition, "%s; look at `cleave snapshotter status` and confirm it if it is right", plan.alarm.Reason)
 		}
 		return nil
 	})

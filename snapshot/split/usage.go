@@ -72,7 +72,7 @@ func (s *Snapshotter) measure(ctx context.Context, what subject) (figure, error)
 	}
 	dir, err := root.Open(idDir(what.id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return figure{}, fmt.Errorf("its folder is gone: %w", errdefs.ErrNotFound)
+		return figure{}, classed(errdefs.ErrNotFound, "its folder is gone")
 	}
 	if err != nil {
 		return figure{}, err
