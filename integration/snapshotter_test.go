@@ -13,9 +13,11 @@ import (
 	"testing"
 	"time"
 
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/snapshotter"
@@ -262,6 +264,21 @@ func (n *splitNode) collect(ctx context.Context, t *testing.T) {
 	}
 }
 
+// collectWithout makes containerd collect while the snapshotter makes nothing, so
+// that it can't be poked: to delete a lease in step waits for a collection.
+func (n *splitNode) collectWithout(ctx context.Context, t *testing.T) {
+	t.Helper()
+	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", n.cfg.Runtime.Namespace)
+	leases := leasesapi.NewLeasesClient(n.client.Conn())
+	lease, err := leases.Create(ctx, &leasesapi.CreateRequest{ID: "collect"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := leases.Delete(ctx, &leasesapi.DeleteRequest{ID: lease.GetLease().GetID(), Sync: true}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // usedBytes is what df says of a disk, once all of it is written.
 func usedBytes(t *testing.T, d *disk.Disk) int64 {
 	t.Helper()
@@ -426,6 +443,7 @@ func TestClosedFenceServesReads(t *testing.T) {
 	if err := p.Remove(ctx); err != nil { // containerd forgets it; the snapshotter keeps it
 		t.Errorf("remove the pod: %v", err)
 	}
+	n.collectWithout(ctx, t) // it asks the snapshotter now, and not some time later
 	if diff := cmp.Diff(before, n.folders(t)); diff != "" {
 		t.Errorf("folders (-before +now):\n%s", diff)
 	}

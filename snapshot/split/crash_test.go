@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/trash"
@@ -47,6 +48,9 @@ func crashChild(point fault.Point, times, encoded string) error {
 		return err
 	}
 	o := crashOptions(paths)
+	if point == fault.BallastReleased {
+		o.BallastBytes = ballastToRelease
+	}
 	var mu sync.Mutex
 	o.faults = func(p fault.Point) {
 		mu.Lock()
@@ -72,7 +76,12 @@ func crashOptions(paths [3]string) Options {
 	}
 }
 
-// crashWork makes, commits and removes snapshots until the child dies.
+// ballastToRelease is the ballast of the child that dies when it has given it up.
+const ballastToRelease = 2 << 20
+
+// crashWork makes, commits and removes snapshots until the child dies. It says on
+// its output what it was told has happened ("+") and what it is about to take
+// away ("-").
 func crashWork(ctx context.Context, o Options, point fault.Point) error {
 	if point == fault.InitMarked || point == fault.InitWritten {
 		return Init(ctx, o)
@@ -93,7 +102,11 @@ func crashWork(ctx context.Context, o Options, point fault.Point) error {
 		return err
 	}
 	parent := ""
-	for n := 100; n < 200; n++ {
+	count := 100
+	if point == fault.BallastReleased {
+		count *= 10
+	}
+	for n := 100; n < 100+count; n++ {
 		key := fmt.Sprintf("k8s.io/%d/extract-%d-x %s", n, n, layerDigest(n))
 		mounts, err := s.Prepare(ctx, key, parent, snapshots.WithLabels(map[string]string{snapshots.LabelSnapshotRef: layerDigest(n)}))
 		if err != nil {
@@ -109,17 +122,25 @@ func crashWork(ctx context.Context, o Options, point fault.Point) error {
 		if err := s.Commit(ctx, layerName(n), key); err != nil {
 			return err
 		}
+		fmt.Println("+" + layerName(n))
 		parent = layerName(n)
-		mounts, err = s.Prepare(ctx, containerKey(n), parent)
+		var opts []snapshots.Opt
+		if point == fault.BallastReleased {
+			// Labels are part of the database, whose space this uses up.
+			opts = append(opts, snapshots.WithLabels(map[string]string{"x": string(make([]byte, 30_000))}))
+		}
+		mounts, err = s.Prepare(ctx, containerKey(n), parent, opts...)
 		if err != nil {
 			return err
 		}
+		fmt.Println("+" + containerKey(n))
 		for i := range 20 {
 			if err := os.WriteFile(filepath.Join(option(mounts, "upperdir"), fmt.Sprint(i)), make([]byte, 5000), 0o600); err != nil {
 				return err
 			}
 		}
-		if n%2 == 0 {
+		if n%2 == 0 && point != fault.BallastReleased {
+			fmt.Println("-" + containerKey(n))
 			if err := s.Remove(ctx, containerKey(n)); err != nil {
 				return err
 			}
@@ -139,14 +160,11 @@ func crashWork(ctx context.Context, o Options, point fault.Point) error {
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range fault.Points() {
-		if point == fault.BallastReleased {
-			continue // TestFullDatabaseDisk has it: it needs a full disk
-		}
 		t.Run(string(point), func(t *testing.T) {
 			t.Parallel()
 			for _, times := range []int{1, 3} {
-				if times > 1 && strings.HasPrefix(string(point), "init-") {
-					continue
+				if times > 1 && (strings.HasPrefix(string(point), "init-") || point == fault.BallastReleased) {
+					continue // they come once
 				}
 				crashOnce(t, point, times)
 			}
@@ -157,28 +175,42 @@ func TestCrash(t *testing.T) {
 func crashOnce(t *testing.T, point fault.Point, times int) {
 	t.Helper()
 	o := folders(t)
+	if point == fault.BallastReleased {
+		o.Database, o.BallastBytes = filepath.Join(smallDisk(t), "state", "split.db"), ballastToRelease
+	}
 	paths := [3]string{o.ImageRoot, o.ContainerRoot, o.Database}
 	isInit := strings.HasPrefix(string(point), "init-")
+	// What must be there after the crash, by name, with a file that it must have.
+	files := map[string]string{}
 	if !isInit {
 		s := initialised(t, o)
 		for n := range 12 { // what a crash must not touch; the next ID is 21
-			addLayer(t, s, n, "")
+			name, upper := addLayer(t, s, n, "")
+			files[name] = filepath.Join(upper, fmt.Sprintf("layer-%d", n))
 		}
 		for n := range 8 {
-			addContainer(t, s, n, "")
+			key, upper := addContainer(t, s, n, "")
+			files[key] = filepath.Join(upper, "written")
+			if err := os.WriteFile(files[key], []byte(key), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
+		settle(t, s)
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if point == fault.BallastReleased {
+		fillUp(t, filepath.Dir(filepath.Dir(o.Database)))
 	}
 	encoded, err := json.Marshal(paths)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var output strings.Builder
+	var output, told strings.Builder
 	child := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^$")
 	child.Env = append(os.Environ(), fmt.Sprintf("%s=%s:%d", crashEnv, point, times), crashEnv+"_OPTIONS="+string(encoded))
-	child.Stderr = &output
+	child.Stderr, child.Stdout = &output, &told
 	err = child.Run()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {
@@ -203,7 +235,31 @@ func crashOnce(t *testing.T, point fault.Point, times int) {
 	if err != nil || st.Alarm != nil || st.Fence.Closed {
 		t.Fatalf("after the crash: %+v, %v", st, err)
 	}
-	// No layer is lost or half there.
+	// What was there before is there, and all that the child was told is done.
+	for line := range strings.Lines(told.String()) {
+		name := strings.TrimSpace(line[1:])
+		if line[0] == '-' {
+			delete(files, name)
+		} else {
+			files[name] = ""
+		}
+	}
+	there := map[string]bool{}
+	if err := s.Walk(t.Context(), func(_ context.Context, info snapshots.Info) error {
+		there[info.Name] = true
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range files {
+		if !there[name] {
+			t.Errorf("snapshot %s is lost", name)
+		}
+		if file != "" && !exists(file) {
+			t.Errorf("snapshot %s has lost its file %s", name, file)
+		}
+	}
+	// No layer of the child is half there.
 	if err := s.Walk(t.Context(), func(ctx context.Context, info snapshots.Info) error {
 		if info.Kind != snapshots.KindCommitted {
 			return nil
@@ -260,4 +316,19 @@ func crashOnce(t *testing.T, point fault.Point, times int) {
 			t.Errorf("left in %s (-want +got)\n%s", root, diff)
 		}
 	}
+}
+
+// smallDisk mounts a small filesystem in memory.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	at := t.TempDir()
+	if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return at
 }
