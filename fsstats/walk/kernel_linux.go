@@ -92,7 +92,12 @@ func seek(fd int, offset int64) error {
 	return err
 }
 
-func readDir(fd int, buffer []byte) (int, error) {
+// kernelLister is the lister that asks the kernel.
+type kernelLister struct{}
+
+var _ lister = kernelLister{}
+
+func (kernelLister) readDir(fd int, buffer []byte) (int, error) {
 	for {
 		n, err := unix.Getdents(fd, buffer)
 		if !errors.Is(err, unix.EINTR) {
@@ -114,8 +119,7 @@ func statFD(fd int, a *attributes) error {
 	return statx(fd, &noName, statFlags|unix.AT_EMPTY_PATH, a)
 }
 
-// statAt looks at an entry of the directory at.
-func statAt(at int, name *byte, a *attributes) error {
+func (kernelLister) statAt(at int, name *byte, a *attributes) error {
 	return statx(at, name, statFlags, a)
 }
 

@@ -2,6 +2,7 @@ package walk
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -9,21 +10,41 @@ import (
 // disk that was busy for long must not be followed by a burst.
 const maxBehind = 100 * time.Millisecond
 
-// pacer keeps a walk within its budget and looks whether it was cancelled.
-type pacer struct {
+// budget is how many entries may be looked at, by all workers together.
+type budget struct {
 	perEntry time.Duration // 0: no budget
 	every    int           // entries between two looks at the clock
-	left     int           // entries until the next look
-	due      time.Time     // when the entries so far may have been looked at
+
+	mu  sync.Mutex
+	due time.Time // when the entries so far may have been looked at; guarded by mu
 }
 
-func (p *pacer) start(entriesPerSecond int, now time.Time) {
-	p.every, p.due = checkEvery, now
+func (b *budget) start(entriesPerSecond int, now time.Time) {
+	b.every, b.due = checkEvery, now
 	if entriesPerSecond > 0 {
-		p.perEntry = max(time.Second/time.Duration(entriesPerSecond), 1)
-		p.every = min(max(entriesPerSecond/100, 1), checkEvery)
+		b.perEntry = max(time.Second/time.Duration(entriesPerSecond), 1)
+		b.every = min(max(entriesPerSecond/100, 1), checkEvery)
 	}
-	p.left = p.every
+}
+
+// take takes the next entries out of the budget and gives how long to wait
+// before they are looked at.
+func (b *budget) take(entries int) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.due = b.due.Add(time.Duration(entries) * b.perEntry)
+	ahead := time.Until(b.due)
+	if ahead < -maxBehind {
+		b.due = b.due.Add(-ahead - maxBehind)
+	}
+	return ahead
+}
+
+// pacer keeps one worker within the budget and looks whether the walk was
+// cancelled.
+type pacer struct {
+	budget *budget
+	left   int // entries until the next look
 }
 
 // entry is called before each entry. It waits if the walk is ahead of its
@@ -33,16 +54,12 @@ func (p *pacer) entry(ctx context.Context) error {
 		p.left--
 		return nil
 	}
-	p.left = p.every - 1
-	if err := ctx.Err(); err != nil || p.perEntry == 0 {
+	p.left = p.budget.every - 1
+	if err := ctx.Err(); err != nil || p.budget.perEntry == 0 {
 		return err
 	}
-	p.due = p.due.Add(time.Duration(p.every) * p.perEntry)
-	ahead := time.Until(p.due)
+	ahead := p.budget.take(p.budget.every)
 	if ahead <= 0 {
-		if ahead < -maxBehind {
-			p.due = p.due.Add(-ahead - maxBehind)
-		}
 		return nil
 	}
 	timer := time.NewTimer(ahead)

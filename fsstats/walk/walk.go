@@ -27,16 +27,25 @@
 // One system call per entry and five more per directory. The calls go through
 // the Go scheduler on purpose: raw calls would save about 4 %, but a slow disk
 // would then stop the garbage collector, and with it every other goroutine of
-// the process. Memory: about 50 KiB, plus 128 bytes per level of depth, plus the
-// names of the directories still to visit (at most 4 MiB and 2 KiB per level),
-// plus some 20 bytes for each inode that has more than one name and is not a
-// directory. At most maxOpen + 3 descriptors are open at any depth.
+// the process. Memory, for each worker: about 50 KiB, plus 128 bytes per level of
+// depth, plus the names of the directories still to visit (at most 4 MiB and
+// 2 KiB per level). For all together: some 20 bytes for each inode that has more
+// than one name and is not a directory, up to maxLinked of those; what happens
+// beyond that tells [Usage]. At most maxOpen + 3 descriptors are open per worker
+// at any depth.
+//
+// A second worker halves the time where the tree is cached or the disk answers
+// questions side by side. It takes a core's time for that: leave it out where
+// nobody waits for the figure.
 package walk
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,6 +64,12 @@ const (
 	maxOpen = 32
 	// maxErrors is how many errors a Usage keeps.
 	maxErrors = 8
+	// maxLinked is how many inodes with several names are remembered: some
+	// 20 MiB of memory.
+	maxLinked = 1 << 20
+	// maxWorkers is how many walk one tree at most: with more than two the
+	// disk's queue and the kernel's locks gain nothing (CTD-113).
+	maxWorkers = 2
 	// checkEvery is after how many entries at most cancellation and budget are
 	// looked at.
 	checkEvery = 256
@@ -69,7 +84,12 @@ type Options struct {
 	// over any stretch longer than about a tenth of a second. 0 or less means
 	// no limit. An entry costs about 1.6 µs of one core when its inode is
 	// cached, and a disk access when not.
+	// It is one budget for all workers.
 	EntriesPerSecond int
+	// Workers is how many walk the tree at the same time, 1 or 2. Less means 1,
+	// more means 2. A tree is divided only where there is something to divide:
+	// a small one is walked by one alone.
+	Workers int
 }
 
 // Usage is what a tree took between Started and Finished.
@@ -96,6 +116,12 @@ type Usage struct {
 	Vanished int64 `json:"vanished,omitempty"`
 	// MountsSkipped is how many mounts inside the tree were left out.
 	MountsSkipped int64 `json:"mountsSkipped,omitempty"`
+	// Apportioned is how many names of files counted for their share only:
+	// there were more than a million (maxLinked) files with several names, and
+	// for a file beyond those each name counts 1/st_nlink of it. The figures
+	// are then right if all names of those files are in the tree, and a lower
+	// bound otherwise.
+	Apportioned int64 `json:"apportioned,omitempty"`
 }
 
 // Measure walks the tree below root. root must be a directory itself, not a
@@ -106,35 +132,170 @@ type Usage struct {
 // error); with the latter the Usage holds what was counted so far. What can't be
 // read inside the tree is no error: it is told in the Usage.
 //
-// Cancellation is noticed within 256 entries, or at once while the walk waits
-// for its budget, but not while the kernel itself hangs on a dead disk.
+// A deadline is one of ctx. Cancellation is noticed within 256 entries, or at
+// once while the walk waits for its budget, but not while the kernel itself
+// hangs on a dead disk.
 func Measure(ctx context.Context, root string, opt Options) (Usage, error) {
-	w := &walker{
-		root:   root,
-		buffer: make([]byte, bufferBytes),
+	return measure(ctx, root, opt, kernelLister{}, maxLinked)
+}
+
+// lister is the part of the kernel that says what is in a directory.
+type lister interface {
+	// readDir fills buffer with the next entries of fd, as getdents64 does.
+	readDir(fd int, buffer []byte) (int, error)
+	// statAt looks at an entry of the directory at; its name ends with a zero
+	// byte.
+	statAt(at int, name *byte, a *attributes) error
+}
+
+func measure(ctx context.Context, root string, opt Options, list lister, most int) (Usage, error) {
+	started := time.Now()
+	s := &survey{list: list, linked: inodeSet{most: most}}
+	s.budget.start(opt.EntriesPerSecond, started)
+	s.idle.Store(int32(min(max(opt.Workers, 1), maxWorkers) - 1))
+
+	first := s.worker()
+	first.root = root
+	err := first.run(ctx)
+	s.helpers.Wait()
+	s.retire(first, err)
+	if s.panicked != nil {
+		panic(s.panicked)
 	}
-	w.usage.Started = time.Now()
-	w.pace.start(opt.EntriesPerSecond, w.usage.Started)
-	err := w.run(ctx)
+	usage := s.usage
+	usage.Started, usage.Finished = started, time.Now()
+	if err == nil {
+		err = s.err
+	}
+	usage.Bytes += int64(math.Round(s.shareBytes))
+	usage.Inodes += int64(math.Round(s.shareInodes))
+	usage.Partial = err != nil || usage.Unreadable > 0
+	if err != nil {
+		return usage, fmt.Errorf("walk %q: %w", root, err)
+	}
+	return usage, nil
+}
+
+// survey is one call of Measure: what its workers share.
+type survey struct {
+	list   lister
+	budget budget
+	linked inodeSet
+	// top is the root directory of the tree.
+	top identity
+	// idle is how many more workers may be busy. Who has much to do and sees one
+	// idle gives half of it away.
+	idle    atomic.Int32
+	helpers sync.WaitGroup
+
+	mu       sync.Mutex
+	usage    Usage // guarded by mu: the sum of what retired workers counted
+	err      error // guarded by mu: the first error of a helper
+	panicked any   // guarded by mu
+	// The sums of the shares; guarded by mu.
+	shareBytes, shareInodes float64
+	// spare are workers that have nothing to do, for their buffers; guarded by
+	// mu.
+	spare []*walker
+}
+
+// worker gives a walker that has nothing on its stack.
+func (s *survey) worker() *walker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.spare); n > 0 {
+		w := s.spare[n-1]
+		s.spare = s.spare[:n-1]
+		return w
+	}
+	return &walker{survey: s, buffer: make([]byte, bufferBytes), pace: pacer{budget: &s.budget, left: s.budget.every}}
+}
+
+// retire adds up what a walker counted and keeps it for later.
+func (s *survey) retire(w *walker, err error) {
 	for i := range w.stack {
 		w.closeDir(&w.stack[i])
 	}
-	w.usage.Finished = time.Now()
-	w.usage.Partial = err != nil || w.usage.Unreadable > 0
-	if err != nil {
-		return w.usage, fmt.Errorf("walk %q: %w", root, err)
+	w.stack, w.names = w.stack[:0], w.names[:0]
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sum, add := &s.usage, &w.usage
+	sum.Bytes += add.Bytes
+	sum.Inodes += add.Inodes
+	sum.Unreadable += add.Unreadable
+	sum.Vanished += add.Vanished
+	sum.MountsSkipped += add.MountsSkipped
+	sum.Apportioned += add.Apportioned
+	sum.Errors = append(sum.Errors, add.Errors[:min(len(add.Errors), maxErrors-len(sum.Errors))]...)
+	s.shareBytes += w.shareBytes
+	s.shareInodes += w.shareInodes
+	if s.err == nil {
+		s.err = err
 	}
-	return w.usage, nil
+	w.usage, w.shareBytes, w.shareInodes = Usage{}, 0, 0
+	s.spare = append(s.spare, w)
 }
 
-// walker is one walk. The stack holds the directories from the root to the one
-// being read.
+// gift is work that one worker gives to another: a directory, and what of it has
+// still to be done. Nothing else of the directory is looked at.
+type gift struct {
+	// fd is the directory, owned by the gift; path is its name for people.
+	fd   int
+	id   identity
+	path string
+	// entries are as getdents64 gave them, not looked at yet.
+	entries []byte
+	// names are directories that were counted and have to be visited.
+	names []byte
+}
+
+// claim says whether somebody is idle; that one then has to get a gift, or be
+// released.
+func (s *survey) claim() bool {
+	for {
+		n := s.idle.Load()
+		if n <= 0 {
+			return false
+		}
+		if s.idle.CompareAndSwap(n, n-1) {
+			return true
+		}
+	}
+}
+
+func (s *survey) release() { s.idle.Add(1) }
+
+// start lets a claimed worker do what is in a gift.
+func (s *survey) start(ctx context.Context, g gift) {
+	s.helpers.Go(func() {
+		w := s.worker()
+		var err error
+		defer func() {
+			if r := recover(); r != nil { // Measure's caller is the one to catch it
+				s.mu.Lock()
+				s.panicked = r
+				s.mu.Unlock()
+			}
+			s.retire(w, err)
+			s.release()
+		}()
+		err = w.runGift(ctx, g)
+	})
+}
+
+// walker is one worker. The stack holds the directories from the one that it
+// began with to the one being read.
 type walker struct {
-	root   string
-	usage  Usage
-	stack  []dir
-	linked inodeSet
-	pace   pacer
+	*survey
+	// root is the path of the lowest directory on the stack.
+	root  string
+	usage Usage
+	// Sums of shares of inodes that have other names; see Usage.Apportioned.
+	shareBytes, shareInodes float64
+
+	stack []dir
+	pace  pacer
 	// buffer is what getdents64 fills.
 	buffer []byte
 	// names are the directories still to visit, of all levels of the stack, in
@@ -165,14 +326,34 @@ func (w *walker) run(ctx context.Context) error {
 		return err
 	}
 	w.push(fd, 0)
-	d := w.top()
+	d := w.last()
 	if err := statFD(fd, &w.attr); err != nil {
 		return err
 	}
 	d.id = w.attr.identity
+	w.survey.top = d.id
 	w.count(&w.attr)
+	return w.visit(ctx)
+}
+
+// runGift does what is in a gift.
+func (w *walker) runGift(ctx context.Context, g gift) error {
+	w.root = g.path
+	w.push(g.fd, 0)
+	d := w.last()
+	d.id, d.atEnd = g.id, true
+	w.names = append(w.names, g.names...)
+	if err := w.lookAll(ctx, d, g.entries); err != nil {
+		return err
+	}
+	d.end = len(w.names)
+	return w.visit(ctx)
+}
+
+// visit does all that is left on the stack.
+func (w *walker) visit(ctx context.Context) error {
 	for len(w.stack) > 0 {
-		d := w.top()
+		d := w.last()
 		switch {
 		case d.next < d.end:
 			if err := w.descend(ctx, d); err != nil {
@@ -189,7 +370,8 @@ func (w *walker) run(ctx context.Context) error {
 	return nil
 }
 
-func (w *walker) top() *dir { return &w.stack[len(w.stack)-1] }
+// last is the directory at the top of the stack.
+func (w *walker) last() *dir { return &w.stack[len(w.stack)-1] }
 
 // push puts an open directory on the stack. The one that thereby gets too far
 // from the top is closed; the root stays open, to find the way back from.
@@ -203,11 +385,11 @@ func (w *walker) push(fd, name int) {
 
 // pop leaves the directory at the top, and opens its parent if that is closed.
 func (w *walker) pop() {
-	done := *w.top()
+	done := *w.last()
 	w.stack = w.stack[:len(w.stack)-1]
 	w.names = w.names[:done.first]
-	for len(w.stack) > 0 && w.top().fd < 0 {
-		parent := w.top()
+	for len(w.stack) > 0 && w.last().fd < 0 {
+		parent := w.last()
 		err := w.reopen(parent, done.fd)
 		if err == nil {
 			break
@@ -288,6 +470,9 @@ func (w *walker) closeDir(d *dir) {
 // descend opens the next directory of d and puts it on the stack. The directory
 // itself was counted when its name was read.
 func (w *walker) descend(ctx context.Context, d *dir) error {
+	if w.idle.Load() > 0 {
+		w.giveNames(ctx)
+	}
 	name := d.next
 	for w.names[d.next] != 0 {
 		d.next++
@@ -311,13 +496,13 @@ func (w *walker) descend(ctx context.Context, d *dir) error {
 		w.unreadableName(d, "stat", name, err)
 		return nil
 	}
-	if !w.attr.sameMount(&w.stack[0].id) { // mounted since its name was read
+	if !w.attr.sameMount(&w.survey.top) { // mounted since its name was read
 		closeFD(fd)
 		w.usage.MountsSkipped++
 		return nil
 	}
 	w.push(fd, name)
-	w.top().id = w.attr.identity
+	w.last().id = w.attr.identity
 	return nil
 }
 
@@ -329,12 +514,22 @@ func (w *walker) readPortion(ctx context.Context, d *dir) error {
 	if len(w.names) > waitingBytes {
 		buffer = buffer[:smallBufferBytes]
 	}
-	n, err := readDir(d.fd, buffer)
+	n, err := w.list.readDir(d.fd, buffer)
 	if err != nil && !isGone(err) {
 		w.unreadable(len(w.stack)-1, "read", err)
 	}
 	d.atEnd = err != nil || n == 0
-	for rest := buffer[:max(n, 0)]; len(rest) > 0; {
+	if err := w.lookAll(ctx, d, buffer[:max(n, 0)]); err != nil {
+		return err
+	}
+	d.next, d.end = d.first, len(w.names)
+	return nil
+}
+
+// lookAll looks at a portion of d's entries.
+func (w *walker) lookAll(ctx context.Context, d *dir, rest []byte) error {
+	offset := d.offset
+	for given := false; len(rest) > 0; {
 		entry, size, ok := parseEntry(rest)
 		if !ok {
 			w.unreadable(len(w.stack)-1, "read", errBadEntry)
@@ -342,15 +537,24 @@ func (w *walker) readPortion(ctx context.Context, d *dir) error {
 			break
 		}
 		rest = rest[size:]
-		d.offset = entry.offset
+		if !given { // else it is behind what was given away
+			offset = entry.offset
+		}
 		if entry.isDots() {
 			continue
 		}
 		if err := w.look(ctx, d, entry.name); err != nil {
 			return err
 		}
+		if len(rest) > leastGiftBytes && w.idle.Load() > 0 {
+			keep, last, ok := w.giveEntries(ctx, d, rest)
+			if ok && !given {
+				given, offset = true, last
+			}
+			rest = rest[:keep]
+		}
 	}
-	d.next, d.end = d.first, len(w.names)
+	d.offset = offset
 	return nil
 }
 
@@ -359,7 +563,7 @@ func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
 	if err := w.pace.entry(ctx); err != nil {
 		return err
 	}
-	err := statAt(d.fd, &name[0], &w.attr)
+	err := w.list.statAt(d.fd, &name[0], &w.attr)
 	switch {
 	case err == nil:
 	case isGone(err):
@@ -372,14 +576,21 @@ func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
 		w.names = w.names[:here]
 		return nil
 	}
-	if !w.attr.sameMount(&w.stack[0].id) {
+	if !w.attr.sameMount(&w.survey.top) {
 		w.usage.MountsSkipped++
 		return nil
 	}
-	if w.attr.isDir {
+	switch {
+	case w.attr.isDir:
 		w.names = append(w.names, name...)
-	} else if w.attr.links > 1 && !w.linked.add(w.attr.identity) {
-		return nil
+	case w.attr.links > 1:
+		switch w.linked.add(w.attr.identity) {
+		case known:
+			return nil
+		case full:
+			w.countShare(&w.attr)
+			return nil
+		}
 	}
 	w.count(&w.attr)
 	return nil
@@ -388,6 +599,13 @@ func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
 func (w *walker) count(a *attributes) {
 	w.usage.Inodes++
 	w.usage.Bytes += int64(a.blocks) * 512
+}
+
+// countShare counts one of the names of an inode that can't be remembered.
+func (w *walker) countShare(a *attributes) {
+	w.usage.Apportioned++
+	w.shareInodes += 1 / float64(a.links)
+	w.shareBytes += float64(a.blocks) * 512 / float64(a.links)
 }
 
 // unreadable notes that the directory at a level of the stack can't be read.
@@ -426,14 +644,35 @@ func (w *walker) nameAt(i int) string {
 }
 
 // inodeSet is the inodes that have been counted already. It is two levels deep
-// because nearly always all are on one device.
+// because nearly always all are on one device. Several goroutines may use it.
 type inodeSet struct {
-	byDevice map[uint64]map[uint64]struct{}
+	// most is how many it holds at most.
+	most int
+
+	mu       sync.Mutex
+	byDevice map[uint64]map[uint64]struct{} // guarded by mu
+	size     int                            // guarded by mu
 }
 
-// add says whether id was not in the set before.
-func (s *inodeSet) add(id identity) bool {
+// membership is what an inodeSet says of an inode.
+type membership int
+
+const (
+	fresh membership = iota // it was not in the set, and is now
+	known                   // it was in the set
+	full                    // it was not, and there is no room
+)
+
+func (s *inodeSet) add(id identity) membership {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	inodes := s.byDevice[id.device]
+	if _, ok := inodes[id.inode]; ok {
+		return known
+	}
+	if s.size >= s.most {
+		return full
+	}
 	if inodes == nil {
 		inodes = make(map[uint64]struct{})
 		if s.byDevice == nil {
@@ -441,7 +680,7 @@ func (s *inodeSet) add(id identity) bool {
 		}
 		s.byDevice[id.device] = inodes
 	}
-	before := len(inodes)
 	inodes[id.inode] = struct{}{}
-	return len(inodes) > before
+	s.size++
+	return fresh
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleave-cri/cleave/lab/need"
@@ -49,13 +50,18 @@ func findCount(t testing.TB, path string) int64 {
 	return int64(len(out))
 }
 
-func measure(t testing.TB, path string) Usage {
+// measureTree measures with one worker and with two, which must give the same.
+func measureTree(t testing.TB, path string) Usage {
 	t.Helper()
-	u, err := Measure(t.Context(), path, Options{})
-	if err != nil {
-		t.Fatal(err)
+	one, err := Measure(t.Context(), path, Options{})
+	must(t, err)
+	two, err := Measure(t.Context(), path, Options{Workers: 2})
+	must(t, err)
+	ignored := cmpopts.IgnoreFields(Usage{}, "Started", "Finished", "Errors")
+	if diff := cmp.Diff(one, two, ignored); diff != "" {
+		t.Errorf("%s with two workers (-one +two):\n%s", path, diff)
 	}
-	return u
+	return one
 }
 
 func write(t testing.TB, path string, size int) {
@@ -184,7 +190,7 @@ func TestMeasureEqualsDu(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			tc.make(t, dir)
-			got := measure(t, dir)
+			got := measureTree(t, dir)
 			wantBytes, wantInodes := du(t, dir)
 			want := Usage{Bytes: wantBytes, Inodes: wantInodes, Started: got.Started, Finished: got.Finished}
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -400,7 +406,7 @@ func TestChangesDuringTheWalk(t *testing.T) {
 		if got.Inodes != 221 || got.Partial {
 			t.Errorf("usage = %+v, want all 221 inodes", got)
 		}
-		if after := measure(t, dir); after.Inodes != 221 {
+		if after := measureTree(t, dir); after.Inodes != 221 {
 			t.Fatalf("tree has %d inodes, the test is wrong", after.Inodes)
 		}
 	})
@@ -470,14 +476,14 @@ func TestMountsInsideAreLeftOut(t *testing.T) {
 	attach(filepath.Join(dir, "data"), filepath.Join(dir, "bind"), "", unix.MS_BIND)
 	attach(filepath.Join(dir, "data", "file"), filepath.Join(dir, "file"), "", unix.MS_BIND)
 
-	got := measure(t, dir)
+	got := measureTree(t, dir)
 	if got.Inodes != 3 || got.MountsSkipped != 3 || got.Partial {
 		t.Errorf("usage = %+v, want 3 inodes (root, data, data/file) and 3 mounts", got)
 	}
 	if got.Bytes < 1<<20 || got.Bytes > 1<<20+64<<10 {
 		t.Errorf("%d bytes, want 1 MiB once", got.Bytes)
 	}
-	if inside := measure(t, filepath.Join(dir, "tmpfs")); inside.Inodes != 2 {
+	if inside := measureTree(t, filepath.Join(dir, "tmpfs")); inside.Inodes != 2 {
 		t.Errorf("the mount itself as root: %+v, want 2 inodes", inside)
 	}
 }
@@ -511,7 +517,7 @@ func TestBtrfsSubvolumesCount(t *testing.T) {
 		must(t, os.Link(filepath.Join(mnt, name, "file"), filepath.Join(mnt, name, "again")))
 	}
 	unix.Sync()
-	got := measure(t, mnt)
+	got := measureTree(t, mnt)
 	// Without -x: du takes a subvolume for another filesystem, by its st_dev.
 	out, err := exec.Command("du", "--block-size=1", "-s", mnt).Output()
 	must(t, err)
@@ -563,7 +569,8 @@ func TestUnreadableDirectoryMakesItPartial(t *testing.T) {
 
 func TestErrorsAreBounded(t *testing.T) {
 	t.Parallel()
-	w := &walker{root: "/r"}
+	w := (&survey{}).worker()
+	w.root = "/r"
 	w.push(-1, 0)
 	for range 100 {
 		w.unreadable(0, "read", unix.EIO)
@@ -642,8 +649,9 @@ func TestT12_BudgetOfEntries(t *testing.T) {
 func TestPacerDoesNotMakeUpForALongStall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var p pacer
-		p.start(1000, time.Now())
+		var b budget
+		b.start(1000, time.Now())
+		p := pacer{budget: &b}
 		<-time.After(time.Hour) // a disk that hung
 		began := time.Now()
 		for range 1000 {
@@ -662,8 +670,10 @@ func TestManyWaitingNames(t *testing.T) {
 	for i := range 500 {
 		must(t, os.MkdirAll(filepath.Join(dir, fmt.Sprintf("%0200d", i), "sub"), 0o755))
 	}
-	w := &walker{root: dir, buffer: make([]byte, bufferBytes), names: make([]byte, waitingBytes+1)}
-	w.pace.start(0, time.Now())
+	s := &survey{list: kernelLister{}, linked: inodeSet{most: maxLinked}}
+	s.budget.start(0, time.Now())
+	w := s.worker()
+	w.root, w.names = dir, make([]byte, waitingBytes+1)
 	must(t, w.run(t.Context()))
 	if w.usage.Inodes != 1001 {
 		t.Errorf("%d inodes, want 1001", w.usage.Inodes)
@@ -704,15 +714,19 @@ func makeTree(b *testing.B, folders, files int) string {
 
 func BenchmarkMeasure(b *testing.B) {
 	for _, size := range []struct{ folders, files int }{{1, 10}, {200, 100}} {
-		b.Run(fmt.Sprintf("entries=%d", size.folders*(size.files+1)), func(b *testing.B) {
-			dir := makeTree(b, size.folders, size.files)
-			var u Usage
-			b.ReportAllocs()
-			for b.Loop() {
-				u = measure(b, dir)
-			}
-			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(u.Inodes), "ns/inode")
-		})
+		for workers := range 2 {
+			b.Run(fmt.Sprintf("entries=%d/workers=%d", size.folders*(size.files+1), workers+1), func(b *testing.B) {
+				dir := makeTree(b, size.folders, size.files)
+				var u Usage
+				b.ReportAllocs()
+				for b.Loop() {
+					var err error
+					u, err = Measure(b.Context(), dir, Options{Workers: workers + 1})
+					must(b, err)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(u.Inodes), "ns/inode")
+			})
+		}
 	}
 }
 

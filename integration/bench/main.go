@@ -46,6 +46,8 @@ func run(ctx context.Context, args []string) error {
 		return benchProxy(ctx, *cleave, *also, *scale, parts(*only, "version,list100,memory,list500k"))
 	case "snapshotter":
 		return benchSnapshotter(ctx, *cleave, *scale, parts(*only, "unpack_sequential,unpack_parallel,create,usage,unmount"))
+	case "walk":
+		return benchWalk(ctx, *scale)
 	case helperRelay:
 		return serveTypedRelay(ctx, flags.Arg(1), flags.Arg(2))
 	case helperBytes:
@@ -53,7 +55,7 @@ func run(ctx context.Context, args []string) error {
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:
-		return errors.New("say what to measure: proxy or snapshotter")
+		return errors.New("say what to measure: proxy, snapshotter or walk")
 	}
 }
 
