@@ -251,6 +251,13 @@ func TestDeepTreeWithFewDescriptors(t *testing.T) {
 	}
 	wantBytes, wantInodes := du(t, dir)
 
+	for workers := 1; workers <= 2; workers++ {
+		walkWithFewDescriptors(t, dir, workers, wantBytes, wantInodes)
+	}
+}
+
+func walkWithFewDescriptors(t *testing.T, dir string, workers int, wantBytes, wantInodes int64) {
+	t.Helper()
 	before := descriptors(t)
 	synctest.Test(t, func(t *testing.T) {
 		done := make(chan struct{})
@@ -268,15 +275,15 @@ func TestDeepTreeWithFewDescriptors(t *testing.T) {
 				}
 			}
 		})
-		got, err := Measure(t.Context(), dir, Options{EntriesPerSecond: 5000})
+		got, err := Measure(t.Context(), dir, Options{EntriesPerSecond: 5000, Workers: workers})
 		close(done)
 		watch.Wait()
 		must(t, err)
 		if got.Bytes != wantBytes || got.Inodes != wantInodes || got.Partial {
 			t.Errorf("usage = %+v, want %d bytes and %d inodes", got, wantBytes, wantInodes)
 		}
-		if most < 10 || most > maxOpen+4 {
-			t.Errorf("%d descriptors at most, want between 10 and %d", most, maxOpen+4)
+		if bound := workers * (maxOpen + 4); most < 10 || most > bound {
+			t.Errorf("%d descriptors at most, want between 10 and %d", most, bound)
 		}
 	})
 	if after := descriptors(t); after > before {

@@ -243,9 +243,7 @@ func leastCalls(_ context.Context, root string) (bytes, inodes int64, err error)
 				if errno != 0 {
 					return errno
 				}
-				err := visit(int(sub), level+1)
-				_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, sub, 0, 0)
-				if err != nil {
+				if err := errors.Join(visit(int(sub), level+1), unix.Close(int(sub))); err != nil {
 					return err
 				}
 			}

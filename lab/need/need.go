@@ -52,6 +52,15 @@ func Loop(t testing.TB) {
 	Tools(t, "losetup", "mount")
 }
 
+// FUSE lets the test go on only where filesystems can be served by the process itself.
+func FUSE(t testing.TB) {
+	t.Helper()
+	Root(t)
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		Skip(t, "needs FUSE: %v", err)
+	}
+}
+
 // Lab starts a lab run that is closed, with everything in it, when the test ends. The test's TestMain must call
 // janitor.Main first.
 func Lab(t testing.TB) *janitor.Run {
