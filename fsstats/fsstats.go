@@ -66,6 +66,9 @@ func (d Device) String() string { return fmt.Sprintf("%d:%d", d.Major, d.Minor) 
 type Filesystem struct {
 	// Device identifies the filesystem; see the package comment.
 	Device Device `json:"device"`
+	// FSID is f_fsid of statfs(2) as 16 hex digits, empty if the kernel tells
+	// none. ext4 and btrfs make it of their UUID, xfs of the device's number.
+	FSID string `json:"fsid,omitempty"`
 	// Source is what was mounted, for instance "/dev/sdb1" (mountinfo field 10).
 	Source string `json:"source"`
 	// Type is the kernel's name of the filesystem type, for instance "ext4".
@@ -98,6 +101,13 @@ type Filesystem struct {
 
 	// MeasuredAt is when statfs(2) was asked.
 	MeasuredAt time.Time `json:"measuredAt"`
+}
+
+// Same says whether f and g are one filesystem. It is more careful than comparing
+// devices where time has passed between f and g: the number of a device that was
+// taken away is given to the next one.
+func (f Filesystem) Same(g Filesystem) bool {
+	return f.Device == g.Device && f.FSID == g.FSID && f.Type == g.Type
 }
 
 // InodesUsed gives f_files - f_ffree; ok is false if the filesystem has no
@@ -239,6 +249,7 @@ type space struct {
 	blockBytes                uint64
 	blocks, free, available   uint64
 	inodesTotal, inodesUnused uint64
+	fsid                      string
 }
 
 // mount is one line of the mount table.
@@ -292,6 +303,7 @@ func newFilesystem(m mount, sp space, at time.Time) Filesystem {
 	}
 	f := Filesystem{
 		Device:         m.device,
+		FSID:           sp.fsid,
 		Source:         m.from,
 		Type:           m.fstype,
 		Mountpoint:     m.mountpoint,
