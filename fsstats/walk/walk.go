@@ -1,7 +1,7 @@
 // Package walk measures what a tree of files takes on its filesystem: the
 // allocated blocks and the number of inodes, as `du` counts them, while others
-// write to the tree. It imports nothing else of this module; any package that
-// needs the size of a tree may import it.
+// write to the tree. It imports nothing else of this module but fsstats/pace; any
+// package that needs the size of a tree may import it.
 //
 // # What is counted
 //
@@ -49,6 +49,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cleave-cri/cleave/fsstats/pace"
 )
 
 const (
@@ -70,9 +72,6 @@ const (
 	// maxWorkers is how many walk one tree at most: with more than two the
 	// disk's queue and the kernel's locks gain nothing (CTD-113).
 	maxWorkers = 2
-	// checkEvery is after how many entries at most cancellation and budget are
-	// looked at.
-	checkEvery = 256
 )
 
 // errMoved is what is wrong with a directory that can't be found again.
@@ -150,8 +149,7 @@ type lister interface {
 
 func measure(ctx context.Context, root string, opt Options, list lister, most int) (Usage, error) {
 	started := time.Now()
-	s := &survey{list: list, linked: inodeSet{most: most}}
-	s.budget.start(opt.EntriesPerSecond, started)
+	s := &survey{list: list, linked: inodeSet{most: most}, budget: pace.NewBudget(opt.EntriesPerSecond)}
 	s.idle.Store(int32(min(max(opt.Workers, 1), maxWorkers) - 1))
 
 	first := s.worker()
@@ -179,7 +177,7 @@ func measure(ctx context.Context, root string, opt Options, list lister, most in
 // survey is one call of Measure: what its workers share.
 type survey struct {
 	list   lister
-	budget budget
+	budget *pace.Budget
 	linked inodeSet
 	// top is the root directory of the tree.
 	top identity
@@ -208,7 +206,7 @@ func (s *survey) worker() *walker {
 		s.spare = s.spare[:n-1]
 		return w
 	}
-	return &walker{survey: s, buffer: make([]byte, bufferBytes), pace: pacer{budget: &s.budget, left: s.budget.every}}
+	return &walker{survey: s, buffer: make([]byte, bufferBytes), pace: s.budget.Worker()}
 }
 
 // retire adds up what a walker counted and keeps it for later.
@@ -295,7 +293,7 @@ type walker struct {
 	shareBytes, shareInodes float64
 
 	stack []dir
-	pace  pacer
+	pace  *pace.Worker
 	// buffer is what getdents64 fills.
 	buffer []byte
 	// names are the directories still to visit, of all levels of the stack, in
@@ -560,7 +558,7 @@ func (w *walker) lookAll(ctx context.Context, d *dir, rest []byte) error {
 
 // look counts one entry of d. name ends with a zero byte.
 func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
-	if err := w.pace.entry(ctx); err != nil {
+	if err := w.pace.Entry(ctx); err != nil {
 		return err
 	}
 	err := w.list.statAt(d.fd, &name[0], &w.attr)

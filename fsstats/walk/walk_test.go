@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleave-cri/cleave/fsstats/pace"
 	"github.com/cleave-cri/cleave/lab/need"
 )
 
@@ -576,7 +577,7 @@ func TestUnreadableDirectoryMakesItPartial(t *testing.T) {
 
 func TestErrorsAreBounded(t *testing.T) {
 	t.Parallel()
-	w := (&survey{}).worker()
+	w := (&survey{budget: pace.NewBudget(0)}).worker()
 	w.root = "/r"
 	w.push(-1, 0)
 	for range 100 {
@@ -598,7 +599,7 @@ func TestCancel(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		u, err := Measure(ctx, dir, Options{})
-		if !errors.Is(err, context.Canceled) || !u.Partial || u.Inodes > checkEvery+1 {
+		if !errors.Is(err, context.Canceled) || !u.Partial || u.Inodes > 256+1 {
 			t.Errorf("Measure = %+v, %v", u, err)
 		}
 	})
@@ -653,23 +654,6 @@ func TestT12_BudgetOfEntries(t *testing.T) {
 	}
 }
 
-func TestPacerDoesNotMakeUpForALongStall(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var b budget
-		b.start(1000, time.Now())
-		p := pacer{budget: &b}
-		<-time.After(time.Hour) // a disk that hung
-		began := time.Now()
-		for range 1000 {
-			must(t, p.entry(t.Context()))
-		}
-		if took := time.Since(began); took < 800*time.Millisecond || took > time.Second {
-			t.Errorf("1000 entries took %v, want 1s less the %v that may be made up for", took, maxBehind)
-		}
-	})
-}
-
 func TestManyWaitingNames(t *testing.T) {
 	t.Parallel()
 	// With the arena full from the start, directories are read in small portions.
@@ -677,8 +661,7 @@ func TestManyWaitingNames(t *testing.T) {
 	for i := range 500 {
 		must(t, os.MkdirAll(filepath.Join(dir, fmt.Sprintf("%0200d", i), "sub"), 0o755))
 	}
-	s := &survey{list: kernelLister{}, linked: inodeSet{most: maxLinked}}
-	s.budget.start(0, time.Now())
+	s := &survey{list: kernelLister{}, linked: inodeSet{most: maxLinked}, budget: pace.NewBudget(0)}
 	w := s.worker()
 	w.root, w.names = dir, make([]byte, waitingBytes+1)
 	must(t, w.run(t.Context()))
