@@ -9,6 +9,8 @@
 //   - image: images, and the registry that serves them
 //   - pod: host-network pods through any CRI endpoint
 //   - du, flock: GNU du as a measure, locks between processes
+//   - guest: a Linux of its own in qemu, for what this machine's kernel can't do
+//   - cachedir: where costly things are kept outside of the checkout
 //   - need: what a test needs of the machine, and what happens when it isn't there
 //
 // Nothing that cleave does in production imports these packages.

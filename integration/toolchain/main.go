@@ -5,6 +5,7 @@
 //	go run ./integration/toolchain get all                   all of them
 //	go run ./integration/toolchain list                      what can be asked for
 //	go run ./integration/toolchain deps                      install missing distribution packages
+//	go run ./integration/toolchain deps guest                install those that booting a guest needs
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string, out, progress io.Writer) error {
-	const usage = "usage: toolchain get NAME... | get all | list | deps"
+	const usage = "usage: toolchain get NAME... | get all | list | deps [guest]"
 	if len(args) == 0 {
 		return fmt.Errorf("%s", usage)
 	}
@@ -51,7 +52,9 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		fmt.Fprintln(out, strings.Join(bin.Names(), "\n"))
 		return nil
 	case args[0] == "deps" && len(args) == 1:
-		return distro.Ensure(ctx, progress)
+		return distro.Tests.Ensure(ctx, progress)
+	case args[0] == "deps" && len(args) == 2 && args[1] == string(distro.Guest):
+		return distro.Guest.Ensure(ctx, progress)
 	}
 	return fmt.Errorf("%s; names are %s", usage, strings.Join(bin.Names(), ", "))
 }

@@ -59,14 +59,8 @@ type Disk struct {
 // Make makes and mounts a filesystem below dir, in a new folder of the Spec's name. If a step fails, the steps before
 // it are undone.
 func Make(ctx context.Context, dir string, spec Spec) (_ *Disk, err error) {
-	if spec.FS == "" {
-		spec.FS = Ext4
-	}
-	if spec.Name == "" || spec.Name != filepath.Base(spec.Name) {
-		return nil, fmt.Errorf("make a disk named %q: the name must be a single path element", spec.Name)
-	}
-	if spec.FS == XFS && spec.SizeBytes < minXFSBytes {
-		return nil, fmt.Errorf("make disk %s: %d bytes are too few for xfs, which wants at least %d", spec.Name, spec.SizeBytes, minXFSBytes)
+	if err := spec.check(); err != nil {
+		return nil, err
 	}
 	dir, err = filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -84,10 +78,7 @@ func Make(ctx context.Context, dir string, spec Spec) (_ *Disk, err error) {
 	if err := os.Mkdir(d.Path(), 0o755); err != nil {
 		return nil, fmt.Errorf("make disk %s: %w", spec.Name, err)
 	}
-	if err := sparse(d.Image(), spec.SizeBytes); err != nil {
-		return nil, fmt.Errorf("make disk %s: %w", spec.Name, err)
-	}
-	if err := d.format(ctx, spec.MkfsArgs); err != nil {
+	if err := image(ctx, d.Image(), spec); err != nil {
 		return nil, err
 	}
 	// mount(8) attaches the loop device, sets it to free itself, and copes with others who want one at the same time.
@@ -106,20 +97,45 @@ func Make(ctx context.Context, dir string, spec Spec) (_ *Disk, err error) {
 	return d, nil
 }
 
-func (d *Disk) format(ctx context.Context, extra []string) error {
+// Image makes only the sparse file, formatted, for a virtual machine or whoever else mounts it. Mount options of the Spec
+// have no meaning here. It needs neither root nor a loop device.
+func Image(ctx context.Context, path string, spec Spec) error {
+	if err := spec.check(); err != nil {
+		return err
+	}
+	return image(ctx, path, spec)
+}
+
+// check refuses what can't be made, and names the type that an empty one means.
+func (s *Spec) check() error {
+	if s.FS == "" {
+		s.FS = Ext4
+	}
+	if s.Name == "" || s.Name != filepath.Base(s.Name) {
+		return fmt.Errorf("make a disk named %q: the name must be a single path element", s.Name)
+	}
+	if s.FS == XFS && s.SizeBytes < minXFSBytes {
+		return fmt.Errorf("make disk %s: %d bytes are too few for xfs, which wants at least %d", s.Name, s.SizeBytes, minXFSBytes)
+	}
+	return nil
+}
+
+func image(ctx context.Context, path string, spec Spec) error {
 	quiet := map[FS][]string{
 		// No lazy initialisation: it would write to the disk later, while a test measures.
 		Ext4:  {"-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"},
 		XFS:   {"-q", "-f"},
 		Btrfs: {"-q", "-f"},
 	}
-	args, known := quiet[d.fs]
+	args, known := quiet[spec.FS]
 	if !known {
-		return fmt.Errorf("format %s: filesystem %q is not one of %v", d.Image(), d.fs, Filesystems())
+		return fmt.Errorf("format %s: filesystem %q is not one of %v", path, spec.FS, Filesystems())
 	}
-	mkfs := "mkfs." + string(d.fs)
-	if err := run(ctx, mkfs, append(append(args, extra...), d.Image())...); err != nil {
-		return fmt.Errorf("format %s: %w", d.Image(), err)
+	if err := sparse(path, spec.SizeBytes); err != nil {
+		return fmt.Errorf("make disk %s: %w", spec.Name, err)
+	}
+	if err := run(ctx, "mkfs."+string(spec.FS), append(append(args, spec.MkfsArgs...), path)...); err != nil {
+		return fmt.Errorf("format %s: %w", path, err)
 	}
 	return nil
 }

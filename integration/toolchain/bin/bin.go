@@ -22,6 +22,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleave-cri/cleave/lab/cachedir"
 	"github.com/cleave-cri/cleave/lab/flock"
 )
 
@@ -48,7 +49,7 @@ func Get(ctx context.Context, progress io.Writer, names ...string) ([]string, er
 	if err != nil {
 		return nil, err
 	}
-	cache, err := cacheDir()
+	cache, err := cachedir.For("toolchain")
 	if err != nil {
 		return nil, err
 	}
@@ -99,23 +100,6 @@ func checkout() (string, error) {
 			return "", fmt.Errorf("find the checkout: no go.mod with %q at or above %s; run this inside a checkout of cleave", ownModule, wd)
 		}
 	}
-}
-
-// cacheDir is where binaries are kept: ${CLEAVE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/cleave}/toolchain.
-func cacheDir() (string, error) {
-	base := os.Getenv("CLEAVE_CACHE")
-	if base == "" {
-		user, err := os.UserCacheDir()
-		if err != nil {
-			return "", fmt.Errorf("find the cache folder: %w; set CLEAVE_CACHE to a folder of your choice", err)
-		}
-		base = filepath.Join(user, "cleave")
-	}
-	base, err := filepath.Abs(base)
-	if err != nil {
-		return "", fmt.Errorf("find the cache folder: %w", err)
-	}
-	return filepath.Join(base, "toolchain"), nil
 }
 
 func moduleDir(root string, g group) string {

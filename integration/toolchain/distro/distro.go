@@ -1,5 +1,6 @@
 // Package distro sees to the programs that tests and the demo take from the distribution: runc, a static busybox, the
-// filesystem tools, CNI plugins, a C compiler for the race detector. As root on a Debian machine it installs what is missing.
+// filesystem tools, CNI plugins, a C compiler for the race detector, and in a set of its own what boots a guest. As root on
+// a Debian machine it installs what is missing.
 package distro
 
 import (
@@ -22,7 +23,27 @@ type need struct {
 	present func() bool
 }
 
-func needs() []need {
+// A Set is what one kind of targets needs.
+type Set string
+
+const (
+	// Tests is what `make test` and the demo need.
+	Tests Set = "tests"
+	// Guest is what booting a guest needs besides: some 400 MB, so only the targets that boot one ask for it.
+	Guest Set = "guest"
+)
+
+func (s Set) needs() []need {
+	if s == Guest {
+		return []need{
+			{"qemu-system-x86", "qemu-system-x86_64", command("qemu-system-x86_64")},
+			{"seabios", "the guest's firmware", func() bool { return exists("/usr/share/seabios/bios-256k.bin") }},
+			{"mmdebstrap", "mmdebstrap", command("mmdebstrap")},
+			{"e2fsprogs", "mke2fs", command("mke2fs")},
+			{"xfsprogs", "mkfs.xfs", command("mkfs.xfs")},
+			{"debian-archive-keyring", "the distribution's keys", func() bool { return exists("/usr/share/keyrings/debian-archive-keyring.gpg") }},
+		}
+	}
 	return []need{
 		{"runc", "runc", command("runc")},
 		{"busybox-static", "a statically linked busybox", staticBusybox},
@@ -56,9 +77,9 @@ func exists(path string) bool {
 }
 
 // Missing lists the packages that bring what is not there.
-func Missing() []string {
+func (s Set) Missing() []string {
 	var pkgs []string
-	for _, n := range needs() {
+	for _, n := range s.needs() {
 		if !n.present() {
 			pkgs = append(pkgs, n.pkg)
 		}
@@ -67,19 +88,19 @@ func Missing() []string {
 }
 
 // Ensure installs what is missing. Where it can't (not root, no apt-get) the error is one line that names the packages.
-func Ensure(ctx context.Context, progress io.Writer) error {
-	pkgs := Missing()
+func (s Set) Ensure(ctx context.Context, progress io.Writer) error {
+	pkgs := s.Missing()
 	if len(pkgs) == 0 {
 		return nil
 	}
 	byHand := "install them first: apt-get install " + strings.Join(pkgs, " ")
 	if os.Geteuid() != 0 {
-		return fmt.Errorf("find packages that tests and demo need: %s missing and we are not root; %s", strings.Join(pkgs, ", "), byHand)
+		return fmt.Errorf("find packages that %s need: %s missing and we are not root; %s", s.who(), strings.Join(pkgs, ", "), byHand)
 	}
 	if !command("apt-get")() {
-		return fmt.Errorf("find packages that tests and demo need: %s missing and there is no apt-get; install the same with your distribution's tool", strings.Join(pkgs, ", "))
+		return fmt.Errorf("find packages that %s need: %s missing and there is no apt-get; install the same with your distribution's tool", s.who(), strings.Join(pkgs, ", "))
 	}
-	fmt.Fprintf(progress, "deps: installing %s with apt-get; under a minute\n", strings.Join(pkgs, " "))
+	fmt.Fprintf(progress, "deps: installing %s with apt-get; about a minute\n", strings.Join(pkgs, " "))
 	install := append([]string{"install", "-y", "-q", "--no-install-recommends"}, pkgs...)
 	if err := aptGet(ctx, install...); err != nil {
 		// A new machine has no package lists, or old ones: fetch them, then once more.
@@ -90,10 +111,18 @@ func Ensure(ctx context.Context, progress io.Writer) error {
 			return fmt.Errorf("%w; %s", err, byHand)
 		}
 	}
-	if left := Missing(); len(left) > 0 {
+	if left := s.Missing(); len(left) > 0 {
 		return fmt.Errorf("install %s: apt-get was content, but what %s should bring is still not there", strings.Join(pkgs, ", "), strings.Join(left, ", "))
 	}
 	return nil
+}
+
+// who needs the set, for an error.
+func (s Set) who() string {
+	if s == Guest {
+		return "guests"
+	}
+	return "tests and demo"
 }
 
 func aptGet(ctx context.Context, args ...string) error {
