@@ -41,6 +41,11 @@ type Config struct {
 	// Dial, if set, connects to the runtime instead of a plain dial of
 	// Upstream. Callers get its error in the message of an Unavailable.
 	Dial func(ctx context.Context) (net.Conn, error)
+	// Admit, if set, sees each connection first, in a goroutine of its own, and
+	// reports whether the proxy is to serve it. Otherwise the connection is
+	// Admit's to close. It must leave all bytes unread in one that it admits. ctx
+	// is done when the proxy stops, and Drain waits for Admit to return.
+	Admit func(ctx context.Context, conn *net.UnixConn) bool
 	// Log takes the proxy's messages.
 	Log *zap.Logger
 }
@@ -57,7 +62,8 @@ type Server struct {
 	relay    *relay
 	grpc     *grpc.Server
 	inside   *inside
-	served   sync.WaitGroup // the grpc server's own serving
+	admit    func(context.Context, *net.UnixConn) bool // nil: all
+	served   sync.WaitGroup                            // the grpc server's own serving
 	counters *counters
 	log      *zap.Logger
 
@@ -100,6 +106,7 @@ func New(cfg Config) (*Server, error) {
 			grpc.WaitForHandlers(true),
 		}),
 		inside:    newInside(),
+		admit:     cfg.Admit,
 		counters:  c,
 		log:       log,
 		listeners: map[*net.UnixListener]struct{}{},
@@ -179,6 +186,9 @@ func (s *Server) pause(d time.Duration) bool {
 // serveConn serves one connection; taken is called when Drain need not wait for
 // it any more, because frames does.
 func (s *Server) serveConn(conn *net.UnixConn, taken func()) {
+	if s.admit != nil && !s.admit(s.relay.stopping, conn) {
+		return
+	}
 	info, err := unixsock.PeerOf(conn)
 	if err != nil {
 		s.log.Warn("a connection is refused", zap.Error(err))
