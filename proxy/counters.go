@@ -15,13 +15,14 @@ type Counters struct {
 	CallsInFlight int64 `json:"callsInFlight"`
 	// Connections is the number of connections now open.
 	Connections int64 `json:"connections"`
-	// Fallbacks are the answers that went through unchanged because their
-	// interceptor failed, by method and reason, in that order.
+	// Fallbacks are the answers and requests that went through unchanged because
+	// their interceptor failed, by method and reason, in that order.
 	Fallbacks []Fallback `json:"fallbacks,omitempty"`
 }
 
 // Fallback counts the answers of one method that an interceptor could not
-// improve for one reason: error, panic, slow, or busy.
+// improve for one reason: error, panic, slow, or busy. For requests and gates the
+// word "request" or "gate" goes before that.
 type Fallback struct {
 	Method string `json:"method"`
 	Reason string `json:"reason"`

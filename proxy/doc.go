@@ -1,7 +1,7 @@
 // Package proxy is the transparent CRI proxy: it listens on a unix socket,
 // hands every call to the runtime's own socket and every answer back, and
-// changes nothing on the way but the answers that somebody registered an
-// [AnswerFunc] for.
+// changes nothing on the way but the answers and requests that somebody
+// registered an [AnswerFunc] or [RequestFunc] for.
 //
 // It knows the CRI's services only by their gRPC descriptors, never by hand:
 // methods and services that it has never heard of pass as well. It decides

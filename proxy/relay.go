@@ -130,6 +130,10 @@ func (r *relay) unary(ss grpc.ServerStream, method string) error {
 func (r *relay) oneEachWay(ss grpc.ServerStream, method string, request *frame) error {
 	var header, trailer metadata.MD
 	ctx := ss.Context()
+	if err := r.guard.pass(ctx, method); err != nil {
+		return err
+	}
+	r.guard.ask(ctx, method, request)
 	out, opts := outgoing(ctx, grpc.Header(&header), grpc.Trailer(&trailer))
 	answer := &lastFrame{}
 	defer answer.free()
@@ -166,6 +170,9 @@ func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDes
 		defer cancel()
 		defer context.AfterFunc(r.stopping, cancel)()
 	}
+	if err := r.guard.pass(ctx, method); err != nil {
+		return err
+	}
 	out, opts := outgoing(ctx)
 	// Cancelling ends the call towards the runtime however this function is left.
 	out, cancel := context.WithCancel(out)
@@ -176,6 +183,7 @@ func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDes
 		return r.statusOf(err, false)
 	}
 	for i := range received {
+		r.guard.ask(ctx, method, &received[i])
 		if err := cs.SendMsg(&received[i]); errors.Is(err, io.EOF) {
 			break // the runtime ended the call; its status comes with the answers
 		} else if err != nil {
@@ -186,14 +194,14 @@ func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDes
 		r.pumps.Add(1)
 		go func() {
 			defer r.pumps.Done()
-			if err := pumpRequests(ss, cs); err != nil {
+			if err := r.pumpRequests(ss, cs, method); err != nil {
 				// The caller is gone or the stream is broken. grpc tells the
 				// receiving side below; cancelling makes sure the runtime
 				// learns of it as well.
 				cancel()
 			}
 		}()
-	} else if err := passOneRequest(ss, cs); err != nil {
+	} else if err := r.passOneRequest(ss, cs, method); err != nil {
 		return r.statusOf(err, false)
 	}
 	answered, err := r.passAnswers(ss, cs, method)
@@ -204,12 +212,13 @@ func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDes
 }
 
 // passOneRequest carries the single request of a server-streaming call.
-func passOneRequest(ss grpc.ServerStream, cs grpc.ClientStream) error {
+func (r *relay) passOneRequest(ss grpc.ServerStream, cs grpc.ClientStream, method string) error {
 	var f frame
 	defer f.free()
 	if err := ss.RecvMsg(&f); err != nil {
 		return err
 	}
+	r.guard.ask(ss.Context(), method, &f)
 	if err := cs.SendMsg(&f); err != nil && !errors.Is(err, io.EOF) {
 		return err
 	}
@@ -220,7 +229,7 @@ func passOneRequest(ss grpc.ServerStream, cs grpc.ClientStream) error {
 
 // pumpRequests carries requests until the caller half-closes, which it passes
 // on as well. It returns nil when the call goes on or was ended by the runtime.
-func pumpRequests(ss grpc.ServerStream, cs grpc.ClientStream) error {
+func (r *relay) pumpRequests(ss grpc.ServerStream, cs grpc.ClientStream, method string) error {
 	var f frame
 	defer f.free()
 	for {
@@ -231,6 +240,7 @@ func pumpRequests(ss grpc.ServerStream, cs grpc.ClientStream) error {
 		if err != nil {
 			return err
 		}
+		r.guard.ask(ss.Context(), method, &f)
 		err = cs.SendMsg(&f)
 		if errors.Is(err, io.EOF) {
 			return nil // the runtime ended the call; its status comes with the answers

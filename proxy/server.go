@@ -36,8 +36,17 @@ type Config struct {
 	// exist yet.
 	Upstream string
 	// Interceptors are the answers to improve, by full method name
-	// ("/runtime.v1.ImageService/ImageFsInfo"). Only these are ever decoded.
+	// ("/runtime.v1.ImageService/ImageFsInfo"). Only these and Requests are ever
+	// decoded.
 	Interceptors map[string]AnswerFunc
+	// Fallbacks are for answers that must not pass unchanged when their interceptor
+	// fails. Nothing guards against one that takes long, so it only picks a value
+	// that is ready.
+	Fallbacks map[string]AnswerFunc
+	// Requests are the requests to change on their way to the runtime.
+	Requests map[string]RequestFunc
+	// Gates are the calls that may have to wait before they are made.
+	Gates map[string]GateFunc
 	// Dial, if set, connects to the runtime instead of a plain dial of
 	// Upstream. Callers get its error in the message of an Unavailable.
 	Dial func(ctx context.Context) (net.Conn, error)
@@ -91,7 +100,8 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	c := newCounters()
-	r := newRelay(upstream, cfg.Upstream, newGuard(cfg.Interceptors, c, log))
+	guard := newGuard(cfg, c, log)
+	r := newRelay(upstream, cfg.Upstream, guard)
 	s := &Server{
 		relay: r,
 		grpc: r.register([]grpc.ServerOption{
@@ -114,7 +124,7 @@ func New(cfg Config) (*Server, error) {
 	s.frames = h2relay.New(h2relay.Config{
 		Dial:      dial,
 		DialOther: s.inside.dial,
-		Other:     func(method string) bool { return cfg.Interceptors[method] != nil },
+		Other:     guard.knows,
 		Endless:   func(method string) bool { return endlessMethods[method] },
 		Begin:     c.begin,
 		Peer:      "container runtime at unix://" + cfg.Upstream,
