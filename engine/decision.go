@@ -25,6 +25,9 @@ const (
 	OverLimit Outcome = "over limit"
 	// Pressure: a threshold is due; see Reclaim and Victim.
 	Pressure Outcome = "pressure"
+	// Foreseen: a hard threshold will be met soon; see Coming and Reclaim.
+	// Nobody goes for it.
+	Foreseen Outcome = "foreseen"
 )
 
 // Decision is what a pass wants done. It is a plan: whoever carries it out
@@ -50,18 +53,35 @@ type Decision struct {
 	// Reclaim is to be done first, in this order. Then everything is measured
 	// again, and Resolved says whether Victim may live.
 	Reclaim []Reclaim
+	// NeedBytes is how much the reclaim is to free under the option
+	// StopAtTarget; nil for all that it can.
+	NeedBytes *int64 `json:",omitempty"`
+	// Coming is what the option Forecast sees coming; the first one's reclaim
+	// begins.
+	Coming []Coming `json:",omitempty"`
 	// Ranking is the order in which pods would go, by figures from before
 	// the reclaim (SYN-25).
 	Ranking []Ranked
 	// Victim goes if the reclaim was not enough. It is nil if nobody can go.
 	Victim *Eviction
-	// NoVictim is the rule because of which Victim is nil.
+	// NoVictim is the rule, or the option, because of which Victim is nil.
 	NoVictim string
+	// Further go together with Victim under the option Batch.
+	Further []Eviction `json:",omitempty"`
+	// Hold says what of the growth is nobody's, if HoldFire looked at it.
+	Hold *Hold `json:",omitempty"`
+	// Barred are pods that BreakStorms passed over or waits for.
+	Barred []Bar `json:",omitempty"`
+	// AwaitedBytes was set free and has not arrived; because of it NoVictim is
+	// AwaitFreed.
+	AwaitedBytes int64 `json:",omitempty"`
 }
 
 // Eviction is one pod that is to go, and why.
 type Eviction struct {
 	UID, Namespace, Name string
+	// Owner is the pod's.
+	Owner string `json:",omitempty"`
 	// Cause is the threshold's signal or the limit that the pod is above.
 	Cause Cause
 	// GraceSeconds is what the pod worker is asked for; it and the runtime

@@ -27,7 +27,7 @@ func (c Config) overLimit(layout Detected, pods []Pod, stats podStats) []Evictio
 		if e == nil {
 			continue
 		}
-		e.UID, e.Namespace, e.Name, e.GraceSeconds = pod.UID, pod.Namespace, pod.Name, 1
+		e.UID, e.Namespace, e.Name, e.Owner, e.GraceSeconds = pod.UID, pod.Namespace, pod.Name, pod.Owner, 1
 		out = append(out, *e)
 	}
 	slices.SortStableFunc(out, func(a, b Eviction) int { return cmp.Compare(a.UID, b.UID) })

@@ -56,14 +56,35 @@ type Options struct {
 	// goes, where images are on the filesystem under pressure (GAP-2). In the
 	// kubelet's split every pod's usage of imagefs is 0.
 	CountImages bool
+	// HoldFire lets pods live while most of what grew on the filesystem under
+	// pressure is nobody's: a hostPath, a daemon, files that are deleted and
+	// open (GAP-9). See Config.HoldShare and Config.HoldFloor.
+	HoldFire bool
+	// BreakStorms bounds how often pods of one owner, and pods at all, go:
+	// evicting what a controller makes anew frees nothing for long. See
+	// Config.OwnerPerHour, Config.PerHour and Config.BackOff.
+	BreakStorms bool
+	// AwaitFreed counts space that was set free and has not arrived yet as
+	// available, for Config.FreedWait at most (GAP-17, GAP-32).
+	AwaitFreed bool
+	// StopAtTarget says how much reclaim is to free, instead of all that it
+	// can (GAP-24).
+	StopAtTarget bool
+	// Forecast begins a hard threshold's reclaim when it will be met within
+	// Config.Horizon (GAP-28). No pod goes for what has not come.
+	Forecast bool
+	// Batch evicts as many pods in one pass as it takes to make up what is
+	// short, instead of one (GAP-31). The cleave profile has it off: what
+	// went can't be called back when the first pod would have been enough.
+	Batch bool
 }
 
-// Cleave are the options of the cleave profile: all of them.
+// Cleave are the options of the cleave profile: all of them but Batch.
 func Cleave() Options {
 	return Options{
 		DisksOnly: true, MostUrgentFirst: true, InodesByInodes: true, UnmeasuredIsZero: true, KeepRequests: true, JudgeOwnFilesystem: true,
 		WholeContainerLimit: true, NoInodesNoThreshold: true, DoubtImpossible: true, ContainerFSAtOnce: true, FollowLayout: true, ThirdDisk: true,
-		OldLogs: true, CountImages: true,
+		OldLogs: true, CountImages: true, HoldFire: true, BreakStorms: true, AwaitFreed: true, StopAtTarget: true, Forecast: true,
 	}
 }
 

@@ -8,6 +8,9 @@ const SystemCritical int32 = 2_000_000_000
 // Pod is what decisions need of a pod's specification, as allocated (SYN-4).
 type Pod struct {
 	UID, Namespace, Name string
+	// Owner is what would make the pod anew, such as "ReplicaSet shop/web";
+	// empty if nothing would.
+	Owner string `json:",omitempty"`
 	// Priority is nil if none was set, which counts as 0.
 	Priority *int32
 	// Static and Mirror pods come from a file on the node.

@@ -70,7 +70,11 @@ func (c Config) Resolved(s State, d Decision, after *Summary) (ok bool, still []
 		elsewhere := func(t Threshold) bool { return !together(t.Signal, d.Threshold.Signal, layout) }
 		if after != nil {
 			due := slices.DeleteFunc(slices.Clone(d.Due), elsewhere)
-			still = met(due, c.Options.believed(after.Observe()), true)
+			seen := c.Options.believed(after.Observe())
+			still = met(due, seen, true)
+			if len(still) > 0 && c.awaited(s, d.Threshold, layout, seen, s.lastFreed()) > 0 {
+				still = nil
+			}
 		}
 		return len(still) == 0, still
 	}

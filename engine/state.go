@@ -21,6 +21,17 @@ type State struct {
 	// Observed is the time of the last observation of each signal that the
 	// last pass saw.
 	Observed map[Signal]time.Time
+
+	// What the options remember; the kubelet profile leaves all of it empty.
+
+	// Trend is what was seen lately (Forecast).
+	Trend Trend `json:",omitempty"`
+	// Growth is what was seen lately of bytes that are nobody's (HoldFire).
+	Growth map[Signal][]GrowthSample `json:",omitempty"`
+	// Gone are the pods that went within the last hour (BreakStorms).
+	Gone []Departure `json:",omitempty"`
+	// Freed is space that was set free and may not have arrived (AwaitFreed).
+	Freed []Freed `json:",omitempty"`
 }
 
 // MetThreshold is a threshold that is met since some time.

@@ -16,6 +16,9 @@ type Input struct {
 	Pods []Pod
 	// Summary is what was measured; nil if anything of it failed (OBS-7).
 	Summary *Summary
+	// Unattributed is what is used and belongs to nobody who is known, for the
+	// option HoldFire; a signal that is missing is not known.
+	Unattributed []Unattributed `json:",omitempty"`
 }
 
 // Sync is one pass of the eviction loop: what to remember and what to do.
@@ -56,29 +59,31 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 		}
 	}
 
+	s = c.remember(s, seen, in)
 	stats := in.Summary.podStats()
 	if c.LimitIsolation {
-		if d.Limits = c.overLimit(*s.Layout, in.Pods, stats); len(d.Limits) > 0 {
+		d.Limits, d.Barred = c.withinBounds(s, c.overLimit(*s.Layout, in.Pods, stats), in.Now)
+		if len(d.Limits) > 0 {
 			d.Outcome, d.Rule = OverLimit, "SYN-18"
 			return s, d
 		}
 	}
 	if len(d.Due) == 0 {
 		d.Outcome, d.Rule = Calm, "SYN-19"
-		return s, d
+		return s, c.foresee(d, s, seen)
 	}
 	d.Choices = c.Options.choices(d.Due, seen)
 	if len(d.Choices) == 0 {
 		d.Outcome, d.Rule = Calm, "DisksOnly"
-		return s, d
+		return s, c.foresee(d, s, seen)
 	}
-	return s, c.relieve(d, c.Options.layout(*s.Layout), in.Pods, stats, seen, d.Choices[0])
+	return s, c.relieve(d, s, in, stats, seen, d.Choices[0])
 }
 
 // watch moves the state on by what was seen (SYN-7 … SYN-15).
 func (c Config) watch(s State, seen Observations, thresholds []Threshold, now time.Time) State {
 	next := State{
-		Layout:        s.Layout,
+		Layout: s.Layout, Trend: s.Trend, Growth: s.Growth, Gone: s.Gone, Freed: s.Freed,
 		ConditionSeen: make(map[Condition]time.Time, len(conditions)),
 		Observed:      make(map[Signal]time.Time, len(seen)),
 	}
@@ -107,21 +112,55 @@ func (c Config) watch(s State, seen Observations, thresholds []Threshold, now ti
 }
 
 // relieve plans against one of the thresholds that are due.
-func (c Config) relieve(d Decision, layout Layout, pods []Pod, stats podStats, seen Observations, t Threshold) Decision {
+func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Observations, t Threshold) Decision {
+	layout := c.Options.layout(*s.Layout)
 	d.Outcome, d.Rule, d.Threshold = Pressure, "SYN-21", t
 	d.Reclaim = c.Options.reclaim(t.Signal, layout)
-	if !ranked(t.Signal, layout) || len(pods) == 0 {
+	d.NeedBytes = c.need(d.Due, t, layout, seen)
+	if !ranked(t.Signal, layout) || len(in.Pods) == 0 {
 		d.NoVictim = "SYN-24"
 		return d
 	}
-	d.Ranking = c.Options.rank(t.Signal, layout, pods, stats)
+	d.Ranking = c.Options.rank(t.Signal, layout, in.Pods, stats)
+	d.Hold = c.hold(s, in, t, layout, seen)
+	low := c.belowFloor(t, *s.Layout, seen)
+	if d.Hold != nil && d.Hold.Holds && !low {
+		d.NoVictim = "HoldFire"
+		return d
+	}
+	if d.AwaitedBytes = c.awaited(s, t, layout, seen, in.Now); d.AwaitedBytes > 0 {
+		d.NoVictim = "AwaitFreed"
+		return d
+	}
+	short := c.short(t, seen[t.Signal])
 	for i := range d.Ranking {
-		if r := &d.Ranking[i]; !r.Critical {
-			d.Victim = c.evict(r.pod, t, stats[r.UID], seen[t.Signal])
+		r := &d.Ranking[i]
+		if r.Critical {
+			continue
+		}
+		if bar := c.barred(s, r.pod, in.Now); bar != nil && d.Victim == nil {
+			d.Barred = append(d.Barred, *bar)
+			if d.NoVictim = "BreakStorms"; low && !bar.Node {
+				continue
+			}
+			return d
+		} else if bar != nil {
+			continue
+		}
+		e := c.evict(r.pod, t, stats[r.UID], seen[t.Signal])
+		if d.Victim == nil {
+			d.Victim, d.NoVictim = e, ""
+		} else {
+			d.Further = append(d.Further, *e)
+		}
+		short.Sub(r.Usage)
+		if !c.Options.Batch || short.Sign() <= 0 {
 			return d
 		}
 	}
-	d.NoVictim = "SYN-28"
+	if d.Victim == nil && d.NoVictim == "" {
+		d.NoVictim = "SYN-28"
+	}
 	return d
 }
 
@@ -135,7 +174,7 @@ func (c Config) Alternatives(s State, in Input, d Decision) []Decision {
 	stats, seen := in.Summary.podStats(), c.Options.believed(in.Summary.Observe())
 	out := make([]Decision, len(d.Choices))
 	for i, t := range d.Choices {
-		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, c.Options.layout(*s.Layout), in.Pods, stats, seen, t)
+		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, s, in, stats, seen, t)
 	}
 	return out
 }
@@ -155,7 +194,7 @@ func (c Config) EvictionOf(in Input, d Decision, uid string) *Eviction {
 // evict says why pod goes for t, when o was seen of the node and st of the pod.
 func (c Config) evict(pod *Pod, t Threshold, st *PodStats, o Observation) *Eviction {
 	e := &Eviction{
-		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name,
+		UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Owner: pod.Owner,
 		Cause: Cause(t.Signal), GraceSeconds: 1,
 		Limit: t.Value.Of(o.Capacity), Available: o.Available,
 		Disrupts: true,

@@ -148,10 +148,16 @@ type ImageOptions struct {
 	// NoNeedNoRemoval removes nothing for a need of 0 or less, where the
 	// kubelet removes one image.
 	NoNeedNoRemoval bool
+	// StartEarlier starts collection two points below HighPercent, but above
+	// LowPercent: before the kubelet's own, and before eviction, whose
+	// threshold is one point further (GAP-28).
+	StartEarlier bool
 }
 
 // Cleave are the options of the cleave profile: all of them.
-func Cleave() ImageOptions { return ImageOptions{AgeNeedsMinAge: true, NoNeedNoRemoval: true} }
+func Cleave() ImageOptions {
+	return ImageOptions{AgeNeedsMinAge: true, NoNeedNoRemoval: true, StartEarlier: true}
+}
 
 // Validate says what the kubelet's configuration would not accept (IGC-23).
 func (p ImagePolicy) Validate() error {
@@ -237,7 +243,11 @@ func (p ImagePolicy) Need(availableBytes, capacityBytes *uint64) (Need, error) {
 		return Need{}, ErrNoCapacity
 	}
 	n := Need{UsedPercent: 100 - int(available*100/capacity)}
-	if n.Over = n.UsedPercent >= p.HighPercent; n.Over {
+	high := p.HighPercent
+	if p.Options.StartEarlier {
+		high = min(high, max(high-2, p.LowPercent+1))
+	}
+	if n.Over = n.UsedPercent >= high; n.Over {
 		n.Bytes = capacity*int64(100-p.LowPercent)/100 - available
 	}
 	return n, nil

@@ -276,3 +276,22 @@ func TestIGC20_IGC21_AllThatCanGo(t *testing.T) {
 		t.Errorf("%+v", plan)
 	}
 }
+
+func TestOptionStartEarlier_GAP28(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		high, low      int
+		available      uint64
+		kubelet, early bool
+	}{
+		{85, 80, 18, false, false}, {85, 80, 17, false, true}, {85, 80, 16, false, true}, {85, 80, 15, true, true},
+		{81, 80, 20, false, false}, {81, 80, 19, true, true}, // never as low as where it stops
+	} {
+		for _, early := range []bool{false, true} {
+			n, err := ImagePolicy{HighPercent: tc.high, LowPercent: tc.low, Options: ImageOptions{StartEarlier: early}}.Need(&tc.available, ptr(100))
+			if want := early && tc.early || !early && tc.kubelet; err != nil || n.Over != want {
+				t.Errorf("%+v, early %t: %+v, %v", tc, early, n, err)
+			}
+		}
+	}
+}

@@ -83,6 +83,10 @@ type LogPolicy struct {
 	MaxSizeBytes int64
 	// MaxFiles of one container, the one written to included; default 5.
 	MaxFiles int
+	// RenameFirst, an improvement on the kubelet, lets rotation need no space:
+	// the log is renamed before anything is compressed, and only what fits is
+	// (GAP-34).
+	RenameFirst bool
 }
 
 // Due says whether a log is rotated: by length, not by blocks (LOG-4).
@@ -94,6 +98,9 @@ func (p LogPolicy) Due(lengthBytes int64) bool {
 // fails ends it, so without space to compress in the log is not rotated, and
 // grows on (LOG-11).
 type Rotation struct {
+	// RenameFirst: the log is renamed before all this, and what can't be
+	// compressed stays as it is.
+	RenameFirst bool
 	// Stale files are half-written, or were compressed and not yet removed.
 	Stale []string
 	// Excess are the oldest rotated files beyond the number allowed.
@@ -107,7 +114,7 @@ type Rotation struct {
 // age (LOG-14).
 func (p LogPolicy) Plan(others []string) Rotation {
 	const compressed, temporary = ".gz", ".tmp"
-	var r Rotation
+	r := Rotation{RenameFirst: p.RenameFirst}
 	var kept []string
 	for _, name := range others {
 		done := strings.HasSuffix(name, compressed)

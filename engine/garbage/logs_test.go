@@ -2,7 +2,9 @@ package garbage
 
 import (
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -79,5 +81,49 @@ func TestRotatedLogs_GAP1(t *testing.T) {
 			}
 		}
 		slices.Reverse(files) // their order does not matter
+	}
+}
+
+func TestOptionRenameFirst_GAP34(t *testing.T) {
+	t.Parallel()
+	others := []string{"0.log.1", "0.log.2", "0.log.3", "0.log.4"}
+	for _, first := range []bool{false, true} {
+		got := LogPolicy{MaxSizeBytes: 1, MaxFiles: 5, RenameFirst: first}.Plan(others)
+		want := Rotation{RenameFirst: first, Excess: []string{"0.log.1"}, Compress: []string{"0.log.2", "0.log.3", "0.log.4"}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+func TestLogBudget_GAP36(t *testing.T) {
+	t.Parallel()
+	pod := func(uid string, written int64, rotated ...int64) PodLogs {
+		p := PodLogs{UID: uid, WrittenBytes: written}
+		for i, bytes := range rotated {
+			p.Rotated = append(p.Rotated, LogFile{Path: uid + string(rune('1'+i)), Bytes: bytes, WrittenAt: at("12:00:00").Add(time.Duration(i) * time.Minute)})
+		}
+		return p
+	}
+	for _, tc := range []struct {
+		name   string
+		pods   []PodLogs
+		budget int64
+		want   string
+	}{
+		{"all fit", []PodLogs{pod("a", 10, 10), pod("b", 10)}, 30, ""},
+		{"the oldest of the largest go", []PodLogs{pod("a", 10, 20, 20, 20), pod("b", 10)}, 50, "a1 a2"},
+		{"what one does not need is shared", []PodLogs{pod("a", 0, 30, 30), pod("b", 0, 30, 30), pod("c", 10)}, 90, "a1 b1"},
+		{"a small one loses nothing", []PodLogs{pod("a", 0, 50, 50), pod("b", 0, 1, 1)}, 60, "a1"},
+		{"what is written to stays", []PodLogs{pod("a", 100), pod("b", 100)}, 10, ""},
+		{"no budget", []PodLogs{pod("a", 1, 1)}, 0, "a1"},
+	} {
+		var got []string
+		for _, f := range LogBudget(tc.pods, tc.budget) {
+			got = append(got, f.Path)
+		}
+		if s := strings.Join(got, " "); s != tc.want {
+			t.Errorf("%s: %q, want %q", tc.name, s, tc.want)
+		}
 	}
 }

@@ -1,0 +1,215 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// looks plays a node: one pass for each amount available on nodefs, ten seconds
+// apart, with so much that is nobody's on it.
+func (n *node) looks(t *testing.T, passes ...[2]int64) Decision {
+	t.Helper()
+	var d Decision
+	for i, p := range passes {
+		s := Summary{NodeFS: disk(p[0]), Pods: n.stats}
+		in := Input{
+			Now: start.Add(time.Duration(i) * 10 * time.Second), Layout: &n.layout, Pods: n.pods, Summary: &s,
+			Unattributed: []Unattributed{{Signal: NodeFSAvailable, Bytes: p[1], Who: []Suspect{{Name: "backup", Bytes: p[1]}}}},
+		}
+		n.State, d = n.Sync(n.State, in)
+	}
+	return d
+}
+
+func TestOptionHoldFire_GAP9(t *testing.T) {
+	t.Parallel()
+	story := func(nobodys int64, left int64) func(Options) string {
+		return func(o Options) string {
+			n := newNode(t, "nodefs.available<10Gi").with(o)
+			d := n.looks(t, [2]int64{30 * gib, 5 * gib}, [2]int64{left, 5*gib + nobodys})
+			return victim(d) + " " + d.NoVictim
+		}
+	}
+	option := func(o *Options) { o.HoldFire = true }
+	twice(t, option, story(20*gib, 8*gib), "pod ", "nobody HoldFire")
+	twice(t, option, story(11*gib, 8*gib), "pod ", "pod ") // 11 of 22 GiB: not more than half
+	twice(t, option, story(12*gib, 8*gib), "pod ", "nobody HoldFire")
+	twice(t, option, story(24*gib, 4*gib), "pod ", "pod ") // below the floor, half of 10 GiB
+
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+	d := n.looks(t, [2]int64{30 * gib, 0}, [2]int64{8 * gib, 20 * gib})
+	if h := d.Hold; h == nil || h.GrewBytes != 22*gib || h.NobodysBytes != 20*gib || h.Who[0].Name != "backup" || !h.Since.Equal(start) {
+		t.Errorf("%+v", d.Hold)
+	}
+	// It still says so when it acts.
+	d = n.looks(t, [2]int64{30 * gib, 0}, [2]int64{3 * gib, 27 * gib})
+	if d.Victim == nil || !d.Hold.Holds {
+		t.Errorf("%s, %+v", victim(d), d.Hold)
+	}
+	// What is not known holds nothing.
+	n = newNode(t, "nodefs.available<10Gi").with(Cleave())
+	if d := n.disk(0, gib*8); d.Victim == nil || d.Hold != nil {
+		t.Errorf("%+v", d)
+	}
+	// Reclaim goes on all the same.
+	n = newNode(t, "nodefs.available<10Gi").with(Cleave())
+	if d := n.looks(t, [2]int64{30 * gib, 0}, [2]int64{8 * gib, 20 * gib}); len(d.Reclaim) == 0 {
+		t.Error("nothing is reclaimed")
+	}
+}
+
+// storm evicts the only pod of an owner again and again, once a minute, and
+// says at which minutes it went.
+func storm(t *testing.T, o Options, owner string, minutes int, available int64) string {
+	t.Helper()
+	n := newNode(t, "nodefs.available<10Gi").with(o)
+	var went []string
+	for i := range minutes {
+		n.pods = []Pod{{UID: fmt.Sprintf("pod-%d", i), Owner: owner}}
+		d := n.disk(60*i, available)
+		if d.Victim != nil {
+			went = append(went, fmt.Sprint(i))
+			n.State = n.Evicted(*d.Victim, start.Add(time.Duration(i)*time.Minute))
+		}
+	}
+	return strings.Join(went, " ")
+}
+
+func TestOptionBreakStorms(t *testing.T) {
+	t.Parallel()
+	option := func(o *Options) { o.BreakStorms = true }
+	story := func(owner string, minutes int) func(Options) string {
+		return func(o Options) string { return storm(t, o, owner, minutes, 8*gib) }
+	}
+	// Rests of 1, 2 and 4 minutes, then the cap of 4 within an hour.
+	twice(t, option, story("ReplicaSet web", 9), "0 1 2 3 4 5 6 7 8", "0 1 3 7")
+	n := strings.Fields(storm(t, Cleave(), "ReplicaSet web", 75, 8*gib))
+	if got := strings.Join(n, " "); got != "0 1 3 7 60 63 67 71" {
+		t.Errorf("went at %s", got)
+	}
+	// Who has no owner is not made anew; only the node's cap holds.
+	if got := len(strings.Fields(storm(t, Cleave(), "", 50, 8*gib))); got != 30 {
+		t.Errorf("%d of 50 went", got)
+	}
+
+	// While the next one has to wait nobody goes in its place, above the floor;
+	// below it the next one does.
+	for _, tc := range []struct {
+		available int64
+		want      string
+	}{{8 * gib, "nobody"}, {4 * gib, "innocent"}} {
+		n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+		n.pods = []Pod{{UID: "again", Owner: "ReplicaSet web"}, {UID: "innocent"}}
+		n.stats = []PodStats{usage("again", gib), usage("innocent", 1)}
+		n.State = n.Evicted(Eviction{UID: "before", Owner: "ReplicaSet web"}, start)
+		d := n.disk(30, tc.available)
+		if victim(d) != tc.want || len(d.Barred) != 1 || d.Barred[0].Why != BackOff || !d.Barred[0].Until.Equal(start.Add(time.Minute)) {
+			t.Errorf("%d: %s, %+v", tc.available, victim(d), d.Barred)
+		}
+	}
+
+	// Pods above their own limits are no exception.
+	limited := newNode(t, "nodefs.available<1Gi").with(Cleave())
+	limited.LimitIsolation = true
+	limited.pods = []Pod{{UID: "pod", Owner: "ReplicaSet web", Containers: []Container{{Name: "c", Limits: Amounts{EphemeralStorage: q("1Gi")}}}}}
+	limited.stats = []PodStats{{UID: "pod", EphemeralStorage: &FSStats{UsedBytes: bytes(2 * gib)}}}
+	if d := limited.disk(0, 50*gib); len(d.Limits) != 1 {
+		t.Fatalf("%+v", d)
+	}
+	limited.State = limited.Evicted(Eviction{UID: "before", Owner: "ReplicaSet web"}, start)
+	if d := limited.disk(10, 50*gib); len(d.Limits) != 0 || len(d.Barred) != 1 {
+		t.Errorf("%+v", d)
+	}
+}
+
+func TestOptionAwaitFreed_GAP17_GAP32(t *testing.T) {
+	t.Parallel()
+	story := func(seconds int, freed, available int64) func(Options) string {
+		return func(o Options) string {
+			n := newNode(t, "nodefs.available<10Gi").with(o)
+			n.disk(0, 8*gib)
+			n.State = n.Freeing(NodeFSAvailable, freed, 8*gib, start)
+			d := n.disk(seconds, available)
+			return victim(d) + " " + d.NoVictim
+		}
+	}
+	option := func(o *Options) { o.AwaitFreed = true }
+	twice(t, option, story(1, 5*gib, 8*gib), "pod ", "nobody AwaitFreed")
+	twice(t, option, story(29, 5*gib, 9*gib), "pod ", "nobody AwaitFreed") // 1 of 5 GiB has arrived
+	twice(t, option, story(30, 5*gib, 8*gib), "pod ", "pod ")              // waited long enough
+	twice(t, option, story(1, gib, 8*gib), "pod ", "pod ")                 // it would not be enough
+
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+	d := n.disk(0, 8*gib)
+	n.State = n.Freeing(NodeFSAvailable, 5*gib, 8*gib, start)
+	if ok, still := n.Resolved(n.State, d, &Summary{NodeFS: disk(8 * gib)}); !ok {
+		t.Errorf("the pod dies for space that is arriving: %v", still)
+	}
+	if n.disk(5, 14*gib); len(n.Freed) != 0 {
+		t.Errorf("it has arrived and is waited for: %+v", n.Freed)
+	}
+}
+
+func TestOptionStopAtTarget_GAP24(t *testing.T) {
+	t.Parallel()
+	twice(t, func(o *Options) { o.StopAtTarget = true }, func(o Options) string {
+		n := newNode(t, "nodefs.available<10Gi", "", "", "nodefs.available=1Gi").with(o)
+		d := n.disk(0, 8*gib)
+		if d.NeedBytes == nil {
+			return "all"
+		}
+		return fmt.Sprint(*d.NeedBytes / gib)
+	}, "all", "5") // 2 short, 1 of minimum reclaim, 2 so that it is not short again at once
+
+	n := newNode(t, "nodefs.inodesFree<1000").with(Cleave())
+	if d := n.pass(0, Summary{NodeFS: &FSStats{InodesFree: bytes(1), Inodes: bytes(9000)}}); d.NeedBytes != nil || d.Victim == nil {
+		t.Errorf("inodes: %+v", d)
+	}
+}
+
+func TestOptionForecast_GAP28(t *testing.T) {
+	t.Parallel()
+	twice(t, func(o *Options) { o.Forecast = true }, func(o Options) string {
+		n := newNode(t, "nodefs.available<10Gi").with(o)
+		var d Decision
+		for i := range int64(6) {
+			d = n.disk(int(10*i), (20-i)*gib)
+		}
+		return fmt.Sprint(d.Outcome, " ", slices.Contains(d.Reclaim, UnusedImages), " ", victim(d))
+	}, "calm false nobody", "foreseen true nobody")
+
+	slow := newNode(t, "nodefs.available<10Gi").with(Cleave())
+	slow.Horizon = 49 * time.Second
+	for i := range int64(6) {
+		if d := slow.disk(int(10*i), (20-i)*gib); d.Outcome != Calm {
+			t.Errorf("beyond the horizon: %+v", d)
+		}
+	}
+}
+
+func TestOptionBatch_GAP31(t *testing.T) {
+	t.Parallel()
+	story := func(o Options) string {
+		n := newNode(t, "nodefs.available<10Gi").with(o)
+		n.pods = []Pod{{UID: "a"}, {UID: "b"}, {UID: "c"}}
+		n.stats = []PodStats{usage("a", 3*gib), usage("b", 2*gib), usage("c", gib)}
+		d := n.disk(0, 6*gib)
+		out := victim(d)
+		for _, e := range d.Further {
+			out += " " + e.UID
+		}
+		return out
+	}
+	if got := story(Options{}); got != "a" {
+		t.Errorf("kubelet: %s", got)
+	}
+	if got := story(Cleave()); got != "a" {
+		t.Errorf("cleave has it off: %s", got)
+	}
+	if got := story(Options{Batch: true}); got != "a b" {
+		t.Errorf("4 GiB are short: %s", got)
+	}
+}

@@ -1,0 +1,126 @@
+package engine
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// Freed is space that was set free on a filesystem. It may arrive late:
+// filesystems free in the background, and so do runtimes.
+type Freed struct {
+	// Signal of the filesystem's bytes.
+	Signal Signal
+	// Bytes were set free, AvailableBytes were available before.
+	Bytes, AvailableBytes int64
+	At                    time.Time
+}
+
+// Freeing is the state after bytes were set free on the filesystem of a signal,
+// when availableBytes were available. Whoever deletes says so; under the option
+// AwaitFreed it counts.
+func (s State) Freeing(signal Signal, bytes, availableBytes int64, now time.Time) State {
+	if bytes > 0 {
+		s.Freed = append(slices.Clone(s.Freed), Freed{Signal: signal, Bytes: bytes, AvailableBytes: availableBytes, At: now})
+	}
+	return s
+}
+
+// lastFreed is when space was set free last.
+func (s State) lastFreed() time.Time {
+	if len(s.Freed) == 0 {
+		return time.Time{}
+	}
+	return s.Freed[len(s.Freed)-1].At
+}
+
+// notArrived drops what has arrived, and what is waited for no more.
+func (c Config) notArrived(s State, seen Observations, now time.Time) []Freed {
+	return slices.DeleteFunc(slices.Clone(s.Freed), func(f Freed) bool {
+		o, ok := seen[f.Signal]
+		return now.Before(f.At) || now.Sub(f.At) >= or(c.FreedWait, 30*time.Second) || ok && f.missing(o) == 0
+	})
+}
+
+// missing is what has not arrived yet.
+func (f Freed) missing(o Observation) int64 {
+	arrived := float64(o.Available) - float64(f.AvailableBytes) // no overflow
+	return truncate(min(math.MaxInt64/2, max(0, float64(f.Bytes)-max(0, arrived))))
+}
+
+// awaited is what is still to arrive on the filesystem of t, if with it t would
+// be resolved; else 0: then waiting would not help.
+func (c Config) awaited(s State, t Threshold, layout Layout, seen Observations, now time.Time) int64 {
+	o, ok := seen[t.Signal]
+	if !c.Options.AwaitFreed || !ok || t.Signal.Resource() != EphemeralStorage {
+		return 0
+	}
+	var sum int64
+	for _, f := range c.notArrived(s, seen, now) {
+		if together(f.Signal, t.Signal, layout) {
+			sum += min(f.missing(o), math.MaxInt64/2-sum)
+		}
+	}
+	if sum == 0 || o.Available > math.MaxInt64/2 {
+		return 0
+	}
+	o.Available += sum
+	if t.met(o, true) {
+		return 0
+	}
+	return sum
+}
+
+// short is how much more has to be available to resolve t, in the signal's
+// unit.
+func (c Config) short(t Threshold, o Observation) resource.Quantity {
+	want := t.Value.Of(o.Capacity)
+	if t.MinReclaim != nil {
+		want.Add(t.MinReclaim.Of(o.Capacity))
+	}
+	want.Sub(*quantity(o.Available))
+	return want
+}
+
+// need is how many bytes the reclaim for t is to free under the option
+// StopAtTarget: what resolves all that is due on its filesystem, and the
+// default margin on top, so that it is not short again at once. nil for all
+// that can go: for inodes nobody knows how many come free.
+func (c Config) need(due []Threshold, t Threshold, layout Layout, seen Observations) *int64 {
+	if !c.Options.StopAtTarget || t.Signal.Resource() != EphemeralStorage {
+		return nil
+	}
+	most := c.short(t, seen[t.Signal])
+	for _, other := range due {
+		if o, ok := seen[other.Signal]; ok && other.Signal.Resource() == EphemeralStorage && together(other.Signal, t.Signal, layout) {
+			if short := c.short(other, o); short.Cmp(most) > 0 {
+				most = short
+			}
+		}
+	}
+	most.Add(*quantity(DefaultMargin().of(t.Signal, seen[t.Signal].Capacity)))
+	bytes := most.Value()
+	return &bytes
+}
+
+// foresee plans the reclaim of what will be short soon.
+func (c Config) foresee(d Decision, s State, seen Observations) Decision {
+	if !c.Options.Forecast {
+		return d
+	}
+	d.Coming = c.Coming(s.Trend, s, seen, or(c.Horizon, time.Minute))
+	if len(d.Coming) == 0 || len(d.Coming[0].Reclaim) == 0 {
+		return d
+	}
+	t := d.Coming[0].Threshold
+	d.Outcome, d.Rule, d.NoVictim = Foreseen, "Forecast", "Forecast"
+	d.Threshold, d.Reclaim = t, d.Coming[0].Reclaim
+	// What is needed is what will be short then: nothing yet, so the margin.
+	if need := c.need(nil, t, c.Options.layout(*s.Layout), seen); need != nil {
+		*need = max(*need, DefaultMargin().of(t.Signal, seen[t.Signal].Capacity))
+		d.NeedBytes = need
+	}
+	return d
+}

@@ -1,0 +1,122 @@
+package engine
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// Unattributed is what is used on a filesystem and belongs to nobody who is
+// known: neither a pod nor an image.
+type Unattributed struct {
+	// Signal of the filesystem's bytes.
+	Signal Signal
+	Bytes  int64
+	// Who may have it, as far as anybody knows; most bytes first.
+	Who []Suspect `json:",omitempty"`
+}
+
+// Suspect is somebody outside all pods who has bytes on a filesystem.
+type Suspect struct {
+	Name  string
+	Bytes int64
+}
+
+// GrowthSample is what was used and what of it was nobody's.
+type GrowthSample struct {
+	At                           time.Time
+	AvailableBytes, NobodysBytes int64
+}
+
+// Hold says what the option HoldFire found on the filesystem under pressure.
+type Hold struct {
+	// Holds says that more of the growth is nobody's than Config.HoldShare.
+	Holds bool
+	// Since is from when on growth counts: some minutes before the pressure.
+	Since time.Time
+	// GrewBytes is by how much less is available, NobodysBytes what of it is
+	// nobody's.
+	GrewBytes, NobodysBytes int64
+	// Who is on the filesystem outside all pods.
+	Who []Suspect `json:",omitempty"`
+}
+
+// How much of what is nobody's is remembered: about five minutes.
+const (
+	growthSamples = 10
+	growthApart   = 30 * time.Second
+)
+
+// remember keeps what the options need later. While a threshold is met, growth
+// is not sampled: what counts is what grew before and since.
+func (c Config) remember(s State, seen Observations, in Input) State {
+	if c.Options.Forecast {
+		s.Trend = s.Trend.Add(seen, in.Now)
+	}
+	if c.Options.BreakStorms {
+		s.Gone = recent(s.Gone, in.Now)
+	}
+	if c.Options.AwaitFreed {
+		s.Freed = c.notArrived(s, seen, in.Now)
+	}
+	if !c.Options.HoldFire || len(in.Unattributed) == 0 {
+		return s
+	}
+	next := maps.Clone(s.Growth)
+	if next == nil {
+		next = map[Signal][]GrowthSample{}
+	}
+	for _, u := range in.Unattributed {
+		o, ok := seen[u.Signal]
+		pressed := slices.ContainsFunc(s.Met, func(m MetThreshold) bool { return m.Threshold.Signal == u.Signal })
+		list := next[u.Signal]
+		if len(list) > 0 && in.Now.Before(list[len(list)-1].At) {
+			list = nil // the clock was set back
+		}
+		if !ok || pressed && len(list) > 0 || len(list) > 0 && in.Now.Sub(list[len(list)-1].At) < growthApart {
+			next[u.Signal] = list
+			continue
+		}
+		sample := GrowthSample{At: in.Now, AvailableBytes: o.Available, NobodysBytes: u.Bytes}
+		next[u.Signal] = append(slices.Clone(list[max(0, len(list)+1-growthSamples):]), sample)
+	}
+	s.Growth = next
+	return s
+}
+
+// hold looks at whose growth it is; nil if that is not known. Inodes have no
+// owners outside pods that anybody counts.
+func (c Config) hold(s State, in Input, t Threshold, layout Layout, seen Observations) *Hold {
+	if !c.Options.HoldFire || t.Signal.Resource() != EphemeralStorage {
+		return nil
+	}
+	for _, u := range in.Unattributed {
+		list := s.Growth[u.Signal]
+		o, ok := seen[u.Signal]
+		if !ok || len(list) == 0 || !together(u.Signal, t.Signal, layout) {
+			continue
+		}
+		base := list[0]
+		h := &Hold{Since: base.At, GrewBytes: base.AvailableBytes - o.Available, NobodysBytes: u.Bytes - base.NobodysBytes, Who: u.Who}
+		h.Holds = h.GrewBytes > 0 && h.NobodysBytes > 0 && float64(h.NobodysBytes) > or(c.HoldShare, 0.5)*float64(h.GrewBytes)
+		return h
+	}
+	return nil
+}
+
+// belowFloor says whether so little is left that nothing is held any more: less
+// than Config.HoldFloor of the hard threshold of the signal, or of t if there
+// is none.
+func (c Config) belowFloor(t Threshold, detected Detected, seen Observations) bool {
+	o, ok := seen[t.Signal]
+	if !ok {
+		return false
+	}
+	for _, other := range c.all(detected) {
+		if other.Signal == t.Signal && other.Hard() && !other.Inert {
+			t = other
+		}
+	}
+	line := t.Value.Of(o.Capacity)
+	return float64(o.Available) < or(c.HoldFloor, 0.5)*line.AsApproximateFloat64()
+}

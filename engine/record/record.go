@@ -1,0 +1,190 @@
+// Package record is how a decision is written down, so that it can be explained
+// and made again: with which options, from what, what was decided, what was
+// picked to go, what came of it.
+//
+// A file of records has one JSON object on each line. Keys are the names of the
+// fields here and in package engine. Whoever writes files and rotates them is
+// elsewhere; like engine, which alone it imports, this package is values and
+// functions.
+package record
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+)
+
+// Format is the version of the format that this package writes, and the only
+// one that it reads.
+const Format = 1
+
+// Record is one pass: what went into a decision and what came out.
+type Record struct {
+	// Format is the version of this format, Engine that of the engine which
+	// decided (engine.Version).
+	Format, Engine int
+	// Decider is who decided: the name of a profile.
+	Decider string
+	// Config, State and Input are what Sync was given; State is from before
+	// the pass.
+	Config engine.Config
+	State  engine.State
+	Input  engine.Input
+	// Next and Decision are what Sync returned.
+	Next     engine.State
+	Decision engine.Decision
+	// Steps is what was picked for each kind of reclaim that was begun, in
+	// order.
+	Steps []Step `json:",omitempty"`
+	// After was measured when the reclaim had ended; nil if that failed or if
+	// there was no reclaim. Verdict is what was made of it.
+	After   *engine.Summary `json:",omitempty"`
+	Verdict *Verdict        `json:",omitempty"`
+	// Evicted are the pods that went because of this pass.
+	Evicted []Evicted `json:",omitempty"`
+}
+
+// Step is one kind of reclaim. One of the choices is set: what there was to
+// pick from. Items are what was picked.
+type Step struct {
+	Kind       engine.Reclaim
+	Images     *ImageChoice     `json:",omitempty"`
+	Containers *ContainerChoice `json:",omitempty"`
+	Logs       *LogChoice       `json:",omitempty"`
+	Items      []Item           `json:",omitempty"`
+}
+
+// Item is one thing that was to go, and what came of it.
+type Item struct {
+	// ID is an image's key, a container's id or a log's path.
+	ID string
+	// Rule is the rule by which it goes.
+	Rule string
+	// ExpectedBytes is what was to come free, where that is known.
+	ExpectedBytes *int64 `json:",omitempty"`
+	// ActualBytes is what came free by the filesystem's own figures; nil while
+	// it was not measured. Error is why the thing is still there.
+	ActualBytes *int64 `json:",omitempty"`
+	Error       string `json:",omitempty"`
+}
+
+// Verdict says whether the reclaim was enough (engine.Config.Resolved).
+type Verdict struct {
+	Resolved bool
+	// Still are the thresholds that were not resolved.
+	Still []engine.Threshold `json:",omitempty"`
+}
+
+// Evicted is one pod that went.
+type Evicted struct {
+	UID string
+	At  time.Time
+	// ExpectedBytes is what the pod had on the filesystem under pressure,
+	// ActualBytes what came free; nil while not known.
+	ExpectedBytes, ActualBytes *int64 `json:",omitempty"`
+	Error                      string `json:",omitempty"`
+}
+
+// ImageChoice is what images were picked from, for space.
+type ImageChoice struct {
+	Policy garbage.ImagePolicy
+	Known  garbage.Images
+	// InUse are the keys of the images that containers use.
+	InUse map[string]bool
+	// Layers are those of each image by key. If they are nil, reported sizes
+	// count, as in the kubelet.
+	Layers map[string][]garbage.Layer `json:",omitempty"`
+	// NeedBytes is what has to come free; garbage.Everything for all that can.
+	NeedBytes int64
+	// Began is when the run began.
+	Began time.Time
+}
+
+// Items picks.
+func (c ImageChoice) Items() []Item {
+	unused := c.Known.Unused(c.InUse)
+	var plan garbage.ImagePlan
+	rule := "IGC-17"
+	if c.NeedBytes == garbage.Everything {
+		rule = "IGC-20"
+	}
+	if c.Layers != nil {
+		plan = c.Policy.ForSpaceExclusive(c.Known, c.Layers, unused, c.NeedBytes, c.Began)
+		rule = "GAP-25"
+	} else {
+		plan = c.Policy.ForSpace(unused, c.NeedBytes, c.Began)
+	}
+	out := make([]Item, 0, len(plan.Remove))
+	for i, image := range plan.Remove {
+		out = append(out, Item{ID: image.Key(), Rule: rule, ExpectedBytes: &plan.GainBytes[i]})
+	}
+	return out
+}
+
+// ContainerChoice is what dead containers were picked from.
+type ContainerChoice struct {
+	Policy     garbage.ContainerPolicy
+	Containers []garbage.Container
+	Pods       garbage.Pods
+	Now        time.Time
+	// Pressure says that it was reclaim that asked, not the clock.
+	Pressure bool
+	// Bytes are what the containers have, by id, as far as that is known.
+	Bytes map[string]int64 `json:",omitempty"`
+}
+
+// Items picks.
+func (c ContainerChoice) Items() []Item {
+	var out []Item
+	for _, r := range c.Policy.Dead(c.Containers, c.Pods, c.Now, c.Pressure) {
+		item := Item{ID: r.Container.ID, Rule: r.Rule}
+		if bytes, ok := c.Bytes[r.Container.ID]; ok {
+			item.ExpectedBytes = &bytes
+		}
+		out = append(out, item)
+	}
+	return out
+}
+
+// LogChoice is what rotated logs, and logs of pods that are gone, were picked
+// from.
+type LogChoice struct {
+	// Gone are logs of pods that are gone; all of them go.
+	Gone []garbage.LogFile `json:",omitempty"`
+	// Rotated go oldest first until NeedBytes came free.
+	Rotated   []garbage.LogFile `json:",omitempty"`
+	NeedBytes int64
+}
+
+// Items picks.
+func (c LogChoice) Items() []Item {
+	var out []Item
+	need := c.NeedBytes
+	gone := slices.SortedFunc(slices.Values(c.Gone), func(a, b garbage.LogFile) int { return cmp.Compare(a.Path, b.Path) })
+	for _, f := range gone {
+		out = append(out, Item{ID: f.Path, Rule: "CGC-10", ExpectedBytes: &f.Bytes})
+		need -= f.Bytes
+	}
+	for _, f := range garbage.RotatedLogs(c.Rotated, need) {
+		out = append(out, Item{ID: f.Path, Rule: "GAP-1", ExpectedBytes: &f.Bytes})
+	}
+	return out
+}
+
+// items are what a step picks from what it was given; false if it was given
+// nothing.
+func (s Step) items() ([]Item, bool) {
+	switch {
+	case s.Images != nil:
+		return s.Images.Items(), true
+	case s.Containers != nil:
+		return s.Containers.Items(), true
+	case s.Logs != nil:
+		return s.Logs.Items(), true
+	default:
+		return nil, false
+	}
+}
