@@ -122,6 +122,13 @@ test-guest: deps ## cleave in a Linux of its own: systemd as PID 1, cgroup v2 (r
 	@mkdir -p $(RESULTS)
 	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 30m -count=1 ./integration/guest
 
+.PHONY: test-quota-vm
+test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in a guest whose kernel has them (root; qemu; 1 minute)
+	@$(TOOLCHAIN) deps guest
+	@echo "test-quota-vm: boots a guest in qemu; its root is made and cached the first time, half a minute"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_GUEST=1 $(call gotestsum,quota-vm,standard-verbose) -timeout 20m -count=1 -run '^TestQuota$$' ./integration/guest
+
 .PHONY: summary
 summary:
 	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \

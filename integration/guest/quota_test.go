@@ -1,0 +1,66 @@
+package guest
+
+import (
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/guest"
+)
+
+// TestQuota runs the tests of fsstats/quota that need project quota, in a kernel that has it, on ext4 and xfs.
+func TestQuota(t *testing.T) {
+	run, system := lab(t)
+	program := filepath.Join(t.TempDir(), "quota.test")
+	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, "github.com/cleave-cri/cleave/fsstats/quota")
+	build.Env = append(build.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the tests: %v\n%s", err, out)
+	}
+	const size = 512 << 20
+	withQuota := []string{"-O", "quota,project", "-E", "quotatype=prjquota"}
+	r, err := guest.Run(t.Context(), run, guest.Options{
+		System: system,
+		Limit:  10 * time.Minute,
+		Files:  map[string]guest.File{"quota.test": {Path: program}},
+		Disks: []disk.Spec{
+			{Name: "ext4", SizeBytes: size, MkfsArgs: withQuota},
+			{Name: "xfs", SizeBytes: size, FS: disk.XFS},
+			{Name: "counting", SizeBytes: size, MkfsArgs: withQuota},
+			{Name: "ext4-plain", SizeBytes: size},
+			{Name: "xfs-plain", SizeBytes: size, FS: disk.XFS},
+		},
+		Command: `
+set -e
+for name in ext4 xfs counting ext4-plain xfs-plain; do
+	options=defaults
+	case $name in ext4 | xfs) options=prjquota ;; esac
+	mkdir /mnt/$name
+	mount -o $options /dev/disk/by-id/virtio-$name /mnt/$name
+	mounts=$mounts,$name=/mnt/$name
+done
+export CLEAVE_QUOTA_MOUNTS=${mounts#,} CLEAVE_REQUIRE_ROOT_TESTS=1
+exec ./quota.test -test.v -test.timeout 8m -test.run '^TestQuota'
+`,
+	})
+	t.Logf("the guest lived %s; its tests said:\n%s", r.Took.Round(time.Second), r.Said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	passed := regexp.MustCompile(`(?m)^ *--- PASS: (\S+)`).FindAllStringSubmatch(r.Said, -1)
+	for _, test := range []string{"KernelKeepsTheContract", "Assign", "IsChosen", "LimitOnAContainersLayer", "OfTreesThatAreGone"} {
+		for _, fs := range []string{"ext4", "xfs"} {
+			want := "TestQuota" + test + "/" + fs
+			if !slices.ContainsFunc(passed, func(m []string) bool { return m[1] == want }) {
+				t.Errorf("%s did not run", want)
+			}
+		}
+	}
+	if skipped := regexp.MustCompile(`(?m)^ *--- SKIP.*`).FindAllString(r.Said, -1); len(skipped) > 0 {
+		t.Errorf("skipped: %v", skipped)
+	}
+}
