@@ -25,7 +25,7 @@ changes nothing. With --remove the drop-in is taken away, if it is still as
 written. containerd takes neither up before its next restart.`,
 		Args: cobra.NoArgs,
 	}
-	s := settingsFlags(cmd)
+	s := settingsFlags(cmd, "state-dir")
 	cmd.Flags().BoolVar(&write, "write", false, "install the drop-in; what it replaces is kept in the state folder")
 	cmd.Flags().BoolVar(&remove, "remove", false, "take the drop-in away")
 	cmd.Flags().StringVar(&target.MainFile, "containerd-config", ctdconfig.DefaultMainFile, "containerd's main configuration `file`")

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -33,17 +34,24 @@ type settings struct {
 	over  config.Config
 }
 
-// settingsFlags adds the flags of a command that works by the configuration.
-func settingsFlags(cmd *cobra.Command) *settings {
+// settingsFlags adds the flags of a command that works by the configuration:
+// --config, and those named, which override it. No name stands for all.
+func settingsFlags(cmd *cobra.Command, names ...string) *settings {
 	s := &settings{flags: cmd.Flags()}
 	s.flags.StringVar(&s.path, "config", config.DefaultPath, "configuration `file`; without one there the defaults hold")
-	s.flags.Var(&s.over.Runtime.Endpoint, "runtime-endpoint", "the container runtime's CRI socket, unix:///path or /path")
-	s.flags.Var(&s.over.Listen.Endpoint, "listen", "the socket that cleave makes for the kubelet")
-	s.flags.Var(&s.over.Control.Endpoint, "control", "the socket on which cleave answers its own commands")
-	s.flags.StringVar(&s.over.StateDir, "state-dir", "", "`folder` for what must outlast a restart")
-	s.flags.StringVar((*string)(&s.over.Mode), "mode", "", "what cleave is towards the kubelet: cri or observe")
-	s.flags.StringVar(&s.over.Log.Level, "log-level", "", "debug, info, warn or error")
-	s.flags.StringVar(&s.over.Log.Format, "log-format", "", "json or console")
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	all.Var(&s.over.Runtime.Endpoint, "runtime-endpoint", "the container runtime's CRI socket, unix:///path or /path")
+	all.Var(&s.over.Listen.Endpoint, "listen", "the socket that cleave makes for the kubelet")
+	all.Var(&s.over.Control.Endpoint, "control", "the socket on which cleave answers its own commands")
+	all.StringVar(&s.over.StateDir, "state-dir", "", "`folder` for what must outlast a restart")
+	all.StringVar((*string)(&s.over.Mode), "mode", "", "what cleave is towards the kubelet: cri or observe")
+	all.StringVar(&s.over.Log.Level, "log-level", "", "debug, info, warn or error")
+	all.StringVar(&s.over.Log.Format, "log-format", "", "json or console")
+	all.VisitAll(func(f *pflag.Flag) {
+		if len(names) == 0 || slices.Contains(names, f.Name) {
+			s.flags.AddFlag(f)
+		}
+	})
 	return s
 }
 

@@ -28,7 +28,7 @@ right ones, and deleted only for the containerd that they belong to. SIGTERM
 ends it; pods run on, and containerd goes on with the next start.`,
 		Args: cobra.NoArgs,
 	}
-	s := settingsFlags(cmd)
+	s := settingsFlags(cmd, "runtime-endpoint", "log-level", "log-format")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, log, end, err := s.loadWithLog()
 		if err != nil {
@@ -44,37 +44,45 @@ ends it; pods run on, and containerd goes on with the next start.`,
 	return cmd
 }
 
-func snapshotterInitCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "init",
-		Short: "Prepare two empty roots and a database for the split snapshotter",
-		Long: `Make the roots of the configuration those of a new snapshotter: both must exist
-and be empty. It is done once; a start never does it by itself, so that a root
-that is not mounted is never taken for a new one.`,
-		Args: cobra.NoArgs,
-	}
-	s := settingsFlags(cmd)
+// offlineCommand is a command that works on the store itself, while the
+// snapshotter does not run.
+func offlineCommand(use, short, long string, run func(cmd *cobra.Command, cfg config.Config, log *zap.Logger) error) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Long: long, Args: cobra.NoArgs}
+	s := settingsFlags(cmd, "log-level", "log-format")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, log, end, err := s.loadWithLog()
 		if err != nil {
 			return err
 		}
 		defer end()
-		if err := snapshotter.Init(cmd.Context(), cfg, log); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s and %s are prepared. Start `cleave snapshotter`.\n", cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot)
-		return err
+		return run(cmd, cfg, log)
 	}
 	return cmd
+}
+
+func snapshotterInitCommand() *cobra.Command {
+	return offlineCommand("init", "Prepare two empty roots and a database for the split snapshotter",
+		`Make the roots of the configuration those of a new snapshotter: both must exist
+and be empty. It is done once; a start never does it by itself, so that a root
+that is not mounted is never taken for a new one.`,
+		func(cmd *cobra.Command, cfg config.Config, log *zap.Logger) error {
+			if err := snapshotter.Init(cmd.Context(), cfg, log); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s and %s are prepared. Start `cleave snapshotter`.\n", cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot)
+			return err
+		})
 }
 
 func snapshotterStatusCommand() *cobra.Command {
 	return showCommand("Show what the running snapshotter holds and whether it may write and delete",
 		func(ctx context.Context, cfg config.Config) (page, error) {
 			return snapshotter.FetchStatus(ctx, cfg.Snapshotter.StatusEndpoint.Path())
-		})
+		}, onlyConfig)
 }
+
+// onlyConfig is the name of no flag: --config alone counts.
+const onlyConfig = "-"
 
 func snapshotterConfirmCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -86,7 +94,7 @@ disk of another node. ` + "`cleave snapshotter status -o json`" + ` lists the fo
 lets it take just those.`,
 		Args: cobra.NoArgs,
 	}
-	s := settingsFlags(cmd)
+	s := settingsFlags(cmd, onlyConfig)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := s.load()
 		if err != nil {
@@ -104,69 +112,51 @@ lets it take just those.`,
 func snapshotterCheckCommand() *cobra.Command {
 	var output string
 	var repair bool
-	cmd := &cobra.Command{
-		Use:   "check",
-		Short: "Compare both roots with the database while the snapshotter does not run",
-		Long: `Compare both roots with the database. Nothing is changed, save with --repair:
+	cmd := offlineCommand("check", "Compare both roots with the database while the snapshotter does not run",
+		`Compare both roots with the database. Nothing is changed, save with --repair:
 then folders that nobody owns are moved to the trash, after they were shown. The
 exit code is 1 if something is not as it should be. It refuses while the
 snapshotter runs.`,
-		Args: cobra.NoArgs,
-	}
-	s := settingsFlags(cmd)
+		func(cmd *cobra.Command, cfg config.Config, log *zap.Logger) error {
+			show := func(e snapshotter.Examination) error { return e.WriteFound(cmd.OutOrStdout()) }
+			if output == "json" {
+				show = func(snapshotter.Examination) error { return nil }
+			}
+			e, err := snapshotter.Examine(cmd.Context(), cfg, log, repair, show)
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				err = printJSON(cmd, e)
+			} else {
+				err = e.WriteRepaired(cmd.OutOrStdout())
+			}
+			return errors.Join(err, e.Err())
+		})
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd.Flags().BoolVar(&repair, "repair", false, "move folders that nobody owns to the trash")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if output != "text" && output != "json" {
 			return fmt.Errorf("--output %q: choose text or json", output)
 		}
-		cfg, log, end, err := s.loadWithLog()
-		if err != nil {
-			return err
-		}
-		defer end()
-		show := func(e snapshotter.Examination) error { return e.WriteFound(cmd.OutOrStdout()) }
-		if output == "json" {
-			show = func(snapshotter.Examination) error { return nil }
-		}
-		e, err := snapshotter.Examine(cmd.Context(), cfg, log, repair, show)
-		if err != nil {
-			return err
-		}
-		if output == "json" {
-			err = printJSON(cmd, e)
-		} else {
-			err = e.WriteRepaired(cmd.OutOrStdout())
-		}
-		return errors.Join(err, e.Err())
+		return nil
 	}
 	return cmd
 }
 
 func snapshotterUnpinCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "unpin",
-		Short: "Let the store take another containerd, after the old one is gone for good",
-		Long: `Forget which containerd the snapshots belong to; the next one that is met is
+	return offlineCommand("unpin", "Let the store take another containerd, after the old one is gone for good",
+		`Forget which containerd the snapshots belong to; the next one that is met is
 taken for it. That one removes all snapshots that it does not know, so this is
 for a node whose containerd was set up anew. It refuses while the snapshotter
 runs.`,
-		Args: cobra.NoArgs,
-	}
-	s := settingsFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, log, end, err := s.loadWithLog()
-		if err != nil {
+		func(cmd *cobra.Command, cfg config.Config, log *zap.Logger) error {
+			if err := snapshotter.Unpin(cmd.Context(), cfg, log); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "The next containerd that is met is taken for the owner of all snapshots, and removes those that it does not know.")
 			return err
-		}
-		defer end()
-		if err := snapshotter.Unpin(cmd.Context(), cfg, log); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(cmd.OutOrStdout(), "The next containerd that is met is taken for the owner of all snapshots, and removes those that it does not know.")
-		return err
-	}
-	return cmd
+		})
 }
 
 // loadWithLog is load with the log that is configured; end writes its last lines.

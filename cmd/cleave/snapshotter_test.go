@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -63,6 +64,35 @@ func TestSnapshotterNotRunning(t *testing.T) {
 	for _, command := range []string{"status", "check"} {
 		if _, err := cleave(t, "snapshotter", command, "-o", "xml", "--config", file); err == nil || !strings.Contains(err.Error(), "choose text or json") {
 			t.Errorf("%s -o xml: %v", command, err)
+		}
+	}
+}
+
+// TestFlagsThatDoSomething: a command offers no flag that it does not look at.
+func TestFlagsThatDoSomething(t *testing.T) {
+	t.Parallel()
+	for command, want := range map[string][]string{
+		"snapshotter":         {"runtime-endpoint", "log-level", "log-format"},
+		"snapshotter init":    {"log-level", "log-format"},
+		"snapshotter check":   {"log-level", "log-format", "output", "repair"},
+		"snapshotter unpin":   {"log-level", "log-format"},
+		"snapshotter status":  {"output"},
+		"snapshotter confirm": nil,
+		"containerd-config":   {"state-dir", "write", "drop-in"},
+	} {
+		out, err := cleave(t, append(strings.Fields(command), "--help")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, flag := range append(want, "config") {
+			if !strings.Contains(out, "--"+flag+" ") {
+				t.Errorf("%s offers no --%s", command, flag)
+			}
+		}
+		for _, flag := range []string{"runtime-endpoint", "listen", "control", "state-dir", "mode", "log-level", "log-format"} {
+			if !slices.Contains(want, flag) && strings.Contains(out, "--"+flag+" ") {
+				t.Errorf("%s offers --%s, which does nothing there", command, flag)
+			}
 		}
 	}
 }
