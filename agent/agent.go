@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cleave-cri/cleave/agent/handover"
+	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/fsstats/walk"
@@ -102,7 +103,7 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 func (a *agent) open(inherited *handover.Inheritance) error {
 	var err error
 	if !a.opt.Passthrough {
-		if a.upstream, err = dialRuntime(a.cfg.Runtime.Endpoint.Path(), a.dialRuntime); err != nil {
+		if a.upstream, err = upstream.Connect(a.cfg.Runtime.Endpoint.Path(), a.dialRuntime); err != nil {
 			return err
 		}
 		if err := a.openState(inherited); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
@@ -19,7 +20,7 @@ import (
 // Examine runs all checks of `cleave doctor` for a configuration. Nothing on
 // the node is changed, and no running cleave is needed.
 func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
-	conn, err := dialRuntime(cfg.Runtime.Endpoint.Path(), plainDial(cfg.Runtime.Endpoint.Path()))
+	conn, err := upstream.Connect(cfg.Runtime.Endpoint.Path(), upstream.Plain(cfg.Runtime.Endpoint.Path()))
 	if err != nil {
 		return nil, err
 	}
@@ -64,7 +65,7 @@ func checkRoot(context.Context) doctor.Result {
 
 // checkThrough calls the runtime by way of cleave's own socket.
 func checkThrough(ctx context.Context, socket string) doctor.Result {
-	conn, err := dialRuntime(socket, plainDial(socket))
+	conn, err := upstream.Connect(socket, upstream.Plain(socket))
 	if err != nil {
 		return doctor.Failed(err.Error(), "start `cleave serve`")
 	}

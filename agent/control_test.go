@@ -19,6 +19,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/control"
+	"github.com/cleave-cri/cleave/agent/upstream"
 )
 
 // onSocket serves HTTP on a unix socket and returns its path.
@@ -145,7 +146,7 @@ func TestRuntimeSocketWithOddLetters(t *testing.T) {
 			var served sync.WaitGroup
 			served.Go(func() { _ = server.Serve(l) }) //nolint:errcheck // ends with Stop
 			t.Cleanup(func() { server.Stop(); served.Wait() })
-			conn, err := dialRuntime(path, plainDial(path))
+			conn, err := upstream.Connect(path, upstream.Plain(path))
 			if err != nil {
 				t.Fatal(err)
 			}

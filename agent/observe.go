@@ -242,6 +242,7 @@ func (o *observer) pass(ctx context.Context) {
 // tellSlow says in the picture, while a pass is still under way, what it waits
 // for.
 func (o *observer) tellSlow(began time.Time) {
+	old := o.newest.Load() // first of all: what comes after it is newer than what is told here
 	what := "something"
 	if doing := o.doing.Load(); doing != nil {
 		what = *doing
@@ -249,7 +250,6 @@ func (o *observer) tellSlow(began time.Time) {
 	problem := fmt.Sprintf("the measurement that began %s has not ended and looks at %s: it is very large, or its filesystem does not answer",
 		began.UTC().Format("2006-01-02 15:04:05Z"), what)
 	o.log.Warn("measuring takes long, the last good figures stay", zap.String("problem", problem))
-	old := o.newest.Load()
 	told := *old
 	told.problem = problem
 	o.newest.CompareAndSwap(old, &told) // not if the pass has just ended

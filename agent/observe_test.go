@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
@@ -681,5 +683,20 @@ func TestLocateGuessesNothing(t *testing.T) {
 				t.Error("something was measured")
 			}
 		})
+	}
+}
+
+// TestSlowPassThatEndsWhileItIsTold: the news of the pass must not be replaced by
+// the figures from before it.
+func TestSlowPassThatEndsWhileItIsTold(t *testing.T) {
+	t.Parallel()
+	o := observerOf(&node{})
+	o.prime()
+	newer := &picture{facts: &diskstats.Facts{}, measuredAt: time.Now()}
+	o.log = zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(io.Discard), zap.WarnLevel),
+		zap.Hooks(func(zapcore.Entry) error { o.newest.Store(newer); return nil }))
+	o.tellSlow(time.Now())
+	if got := o.newest.Load(); got != newer {
+		t.Errorf("the newest picture is %+v, want that of the pass that has ended", got)
 	}
 }

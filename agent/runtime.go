@@ -2,48 +2,14 @@ package agent
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // askTimeout bounds a single question to the runtime.
 const askTimeout = 5 * time.Second
-
-// dialFunc connects to the runtime.
-type dialFunc func(ctx context.Context) (net.Conn, error)
-
-// plainDial connects to a unix socket.
-func plainDial(path string) dialFunc {
-	return func(ctx context.Context) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}
-}
-
-// dialRuntime returns a connection for the agent's own questions to the
-// runtime; it is not the proxy's. Nothing is dialled yet; dial does it.
-func dialRuntime(path string, dial dialFunc) (*grpc.ClientConn, error) {
-	// The path is no part of the target, which is read as a URL: a % in it
-	// would stand for something else.
-	conn, err := grpc.NewClient("passthrough:///localhost",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
-			MinConnectTimeout: askTimeout,
-		}),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("prepare questions to the container runtime at %s: %w", path, err)
-	}
-	return conn, nil
-}
 
 // mountpoints asks the runtime itself, not through the proxy, which mountpoints
 // it names in ImageFsInfo. The first of images is that of the snapshotter that

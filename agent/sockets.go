@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cleave-cri/cleave/agent/handover"
+	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 )
 
@@ -64,6 +65,9 @@ func takeSocket(inherited *handover.Inheritance, name string) (*socket, error) {
 }
 
 func newSocket(path string, access unixsock.Access) (*socket, error) {
+	if err := unixsock.EnsureFolder(path); err != nil {
+		return nil, err
+	}
 	l, err := unixsock.Listen(path, access)
 	if err != nil {
 		return nil, err
@@ -131,7 +135,7 @@ func (a *agent) dialRuntime(ctx context.Context) (net.Conn, error) {
 	if err := a.notOurs(); err != nil {
 		return nil, err
 	}
-	conn, err := plainDial(a.cfg.Runtime.Endpoint.Path())(ctx)
+	conn, err := upstream.Plain(a.cfg.Runtime.Endpoint.Path())(ctx)
 	if err == nil {
 		a.followAccess()
 	}

@@ -93,8 +93,10 @@ type Runtime struct {
 
 // Listen is where the kubelet reaches cleave.
 type Listen struct {
-	// Endpoint is the socket that cleave makes; its folder must exist. It must
-	// differ from the other endpoints. Default: unix:///run/cleave/cleave.sock.
+	// Endpoint is the socket that cleave makes. Its folder is made if it is
+	// missing, with mode 0755, if nobody but root may write to the folder above.
+	// It must differ from the other endpoints. Default:
+	// unix:///run/cleave/cleave.sock.
 	Endpoint Endpoint
 }
 

@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/control"
+	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/snapshot"
 	"github.com/cleave-cri/cleave/snapshot/split"
@@ -99,7 +100,7 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 // run serves a backend, and closes it and the offered sockets at the end.
 func run(ctx context.Context, cfg config.Config, backend Backend, offered sockets, opt Options) (err error) {
 	defer func() { err = errors.Join(err, offered.close(), backend.Close()) }()
-	conn, err := dial(cfg.Runtime.Endpoint.Path())
+	conn, err := upstream.Connect(cfg.Runtime.Endpoint.Path(), upstream.Plain(cfg.Runtime.Endpoint.Path()))
 	if err != nil {
 		return err
 	}

@@ -4,16 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 
 	"github.com/coreos/go-systemd/v22/activation"
 
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 )
-
-// folderMode is for folders that are made for sockets.
-const folderMode = 0o711
 
 // socket is a listener and what is known of its file.
 type socket struct {
@@ -60,8 +55,8 @@ func (s sockets) takeOrListen(path string) (socket, error) {
 		delete(s, path)
 		return socket{UnixListener: l, path: path}, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(path), folderMode); err != nil {
-		return socket{}, fmt.Errorf("make the folder of socket %s: %w", path, err)
+	if err := unixsock.EnsureFolder(path); err != nil {
+		return socket{}, err
 	}
 	l, err := unixsock.Listen(path, unixsock.RootOnly)
 	if err != nil {

@@ -2,16 +2,12 @@ package snapshotter
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleave-cri/cleave/snapshot"
 )
@@ -21,9 +17,6 @@ const (
 	askTimeout = 5 * time.Second
 	// pokeTimeout bounds a poke, which waits for containerd's own clean-up.
 	pokeTimeout = 2 * time.Minute
-	// maxAnswer is the largest answer that containerd sends, in bytes (its
-	// default max_send_message_size); a list of images may be large.
-	maxAnswer = 16 << 20
 	// firstRetry and lastRetry are the pauses between tries that fail.
 	firstRetry = 500 * time.Millisecond
 	lastRetry  = 30 * time.Second
@@ -73,29 +66,6 @@ func (w *watcher) set(change func(*knownContainerd)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(&w.now)
-}
-
-// dial returns a connection to containerd's socket, which is made when it is
-// used and made again when it breaks.
-func dial(socket string) (*grpc.ClientConn, error) {
-	dialer := net.Dialer{}
-	conn, err := grpc.NewClient("passthrough:///containerd",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", socket)
-		}),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithIdleTimeout(0), // its breaking is what tells that containerd went away
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
-			MinConnectTimeout: askTimeout,
-		}),
-	)
-	if err != nil {
-		return nil, fmt.Errorf("prepare questions to containerd at %s: %w", socket, err)
-	}
-	return conn, nil
 }
 
 // run watches until ctx ends.

@@ -127,6 +127,41 @@ func Listen(path string, access Access) (*net.UnixListener, error) {
 	return l, nil
 }
 
+// folderMode is the mode of a folder that is made for sockets. Each socket in it
+// has a mode of its own.
+const folderMode = 0o755
+
+// EnsureFolder makes the folder of a socket if it is missing: that one only, not
+// its parents, and only where the parent belongs to root or to this user and
+// nobody else may write to it, who could put something else in its place. Where
+// it makes none, [Listen] says what is missing.
+func EnsureFolder(path string) error {
+	folder := filepath.Dir(path)
+	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	info, err := os.Stat(filepath.Dir(folder))
+	if err != nil {
+		return nil
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	const others = 0o022
+	if !ok || !info.IsDir() || int(st.Uid) != 0 && int(st.Uid) != os.Geteuid() || info.Mode().Perm()&others != 0 {
+		return fmt.Errorf("listen on %s: %w, and others may write to %s: create it, or choose another path", path, ErrNoDirectory, filepath.Dir(folder))
+	}
+	err = os.Mkdir(folder, folderMode)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // somebody else was faster
+	}
+	if err == nil {
+		err = os.Chmod(folder, folderMode) // whatever the umask
+	}
+	if err != nil {
+		return fmt.Errorf("make the folder of socket %s: %w", path, err)
+	}
+	return nil
+}
+
 // makeWay removes a dead socket from path, and says why it can't be listened on.
 func makeWay(path string) error {
 	folder := filepath.Dir(path)

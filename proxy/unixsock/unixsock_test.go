@@ -2,6 +2,7 @@ package unixsock
 
 import (
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -229,5 +230,52 @@ func TestIDIsTheSameByAnyPath(t *testing.T) {
 		if got, err := ParseID(bad); err == nil {
 			t.Errorf("%q was read as %v", bad, got)
 		}
+	}
+}
+
+// TestEnsureFolder: the socket's own folder is made, with its mode, in a folder
+// that nobody else may write to; nothing else is made or changed.
+func TestEnsureFolder(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		parent fs.FileMode // 0: there is none
+		exists bool
+		made   bool
+		err    error
+	}{
+		{"missing", 0o755, false, true, nil},
+		{"there", 0o755, true, false, nil},
+		{"no parent", 0, false, false, nil},
+		{"others may write to the parent", 0o777 | fs.ModeSticky, false, false, ErrNoDirectory},
+		{"the group may write to the parent", 0o775, false, false, ErrNoDirectory},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			parent := filepath.Join(t.TempDir(), "run")
+			folder := filepath.Join(parent, "cleave")
+			if tc.parent != 0 {
+				if err := errors.Join(os.Mkdir(parent, 0o700), os.Chmod(parent, tc.parent)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tc.exists {
+				if err := os.Mkdir(folder, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := EnsureFolder(filepath.Join(folder, "s.sock")); !errors.Is(err, tc.err) {
+				t.Errorf("got %v, want %v", err, tc.err)
+			}
+			info, err := os.Stat(folder)
+			switch {
+			case tc.made && (err != nil || info.Mode().Perm() != 0o755):
+				t.Errorf("the folder: %v, %v, want it with mode 0755", info, err)
+			case tc.exists && (err != nil || info.Mode().Perm() != 0o700):
+				t.Errorf("the folder that was there: %v, %v, want it as it was", info, err)
+			case !tc.made && !tc.exists && err == nil:
+				t.Error("a folder was made")
+			}
+		})
 	}
 }
