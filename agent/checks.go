@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 
 	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
@@ -41,6 +43,7 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		unixsock.CheckSameAccess("socket access", own, runtime),
 		doctor.Check{Name: "cleave to runtime", Run: func(ctx context.Context) doctor.Result { return checkThrough(ctx, own) }},
 	)
+	o := newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop())
 	var split *SnapshotterStatus
 	if cfg.Snapshotter.Enabled() {
 		split = snapshotterStatus(ctx, cfg.Snapshotter.StatusEndpoint)
@@ -50,10 +53,103 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		if split != nil && len(split.Away) > 0 {
 			return judgeAway(split.Away[0])
 		}
-		return checkLayout(ctx, control, newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop()))
+		return checkLayout(ctx, control, o)
 	}})
 	results = append(results, doctor.Run(ctx, checks)...)
+	results = append(results, examineKubelet(ctx, cfg, kubelet.Reader{}, o)...)
 	return results, conn.Close()
+}
+
+// examineKubelet checks the node's kubelet, if there is one.
+func examineKubelet(ctx context.Context, cfg config.Config, reader kubelet.Reader, o *observer) []doctor.Result {
+	// A check that hangs is left behind, so what it found comes over a channel.
+	found := make(chan []doctor.Check, 1)
+	results := doctor.Run(ctx, []doctor.Check{{Name: "kubelet", Run: func(ctx context.Context) doctor.Result {
+		s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{cfg.Listen.Endpoint.Path(), crioEndpoint}})
+		if err == nil {
+			found <- kubelet.Checks(s, kubeletFacts(ctx, cfg, reader, s, o))
+		}
+		return kubelet.Found(s, err)
+	}}})
+	select {
+	case checks := <-found:
+		results = append(results, doctor.Run(ctx, checks)...)
+	default:
+	}
+	return results
+}
+
+// crioEndpoint is cleave's socket in mode crio.
+const crioEndpoint = "/run/crio/crio.sock"
+
+// kubeletFacts looks at what is around a kubelet.
+func kubeletFacts(ctx context.Context, cfg config.Config, reader kubelet.Reader, s kubelet.Settings, o *observer) kubelet.Facts {
+	f := kubelet.Facts{Mode: string(cfg.Mode), Socket: cfg.Listen.Endpoint.Path(), Kubeadm: kubelet.UsesKubeadm("/")}
+	if cfg.Mode == config.ModeCRIO {
+		f.Socket = crioEndpoint
+	}
+	reader.Surroundings(ctx, s.PID, &f)
+	for _, path := range kubelet.KubeadmSockets() {
+		if owner, answers := ownerOf(ctx, reader, path); answers {
+			f.Sockets = append(f.Sockets, kubelet.Socket{Path: path, Owner: owner})
+		}
+	}
+	// Paths of a kubelet with other mounts mean something else here.
+	if f.SameMounts != nil && *f.SameMounts {
+		prober := fsstats.NewProber()
+		f.NodeFS, f.Logs = diskAt(prober, s.RootDir.Value), diskAt(prober, s.PodLogsDir.Value)
+		if layout, _, err := layoutNow(ctx, cfg.Control.Endpoint.Path(), o); err == nil {
+			if place, ok := layout.Get(fsstats.ImageFS); ok && !place.Missing {
+				f.ImageFS = diskOf(place.Filesystem)
+			}
+		}
+	}
+	const containerdRoot = "/var/lib/containerd"
+	models := [][2]string{{cfg.Listen.Endpoint.Path(), cfg.Runtime.Endpoint.Path()}}
+	if cfg.Snapshotter.Enabled() {
+		models = append(models, [2]string{cfg.Snapshotter.ImageRoot, containerdRoot}, [2]string{cfg.Snapshotter.ContainerRoot, containerdRoot})
+	}
+	f.SELinux = kubelet.LookSELinux("/sys/fs/selinux", models)
+	return f
+}
+
+// ownerOf says whether somebody answers on a socket, and what its program is
+// called, if the kernel tells it.
+func ownerOf(ctx context.Context, reader kubelet.Reader, path string) (owner string, answers bool) {
+	if alive, err := unixsock.Alive(path); err != nil || !alive {
+		return "", false
+	}
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return "", true // it answered a moment ago
+	}
+	defer conn.Close() //nolint:errcheck // nothing was sent
+	unix, ok := conn.(*net.UnixConn)
+	if !ok {
+		return "", true
+	}
+	peer, err := unixsock.PeerOf(unix)
+	if err != nil || peer.PID <= 0 {
+		return "", true
+	}
+	return reader.NameOf(int(peer.PID)), true
+}
+
+// diskAt is the filesystem that a path is on, or nil if that is not known.
+func diskAt(prober *fsstats.Prober, path string) *kubelet.Disk {
+	fs, err := prober.FilesystemOf(path)
+	if err != nil {
+		return nil
+	}
+	return diskOf(fs)
+}
+
+func diskOf(fs fsstats.Filesystem) *kubelet.Disk {
+	d := &kubelet.Disk{Device: fs.Device.String(), CapacityBytes: fs.CapacityBytes, AttainableBytes: fs.CapacityBytes, Inodes: fs.InodesTotal}
+	if fs.FreeBytes > fs.AvailableBytes {
+		d.AttainableBytes -= min(d.AttainableBytes, fs.FreeBytes-fs.AvailableBytes)
+	}
+	return d
 }
 
 func checkRoot(context.Context) doctor.Result {
@@ -79,24 +175,37 @@ func checkThrough(ctx context.Context, socket string) doctor.Result {
 	return doctor.Passed("%s %s answers through cleave", s.Name, s.Version)
 }
 
-// checkLayout takes the layout from the cleave that runs; without one it finds it
-// out by an observer of its own.
+// checkLayout judges how the node's filesystems are shared.
 func checkLayout(ctx context.Context, control string, o *observer) doctor.Result {
-	status, err := FetchStatus(ctx, control)
-	if err == nil {
-		return judgeLayout(fsstats.Layout{Places: status.Roles}, status.Problem)
-	}
-	if !errors.Is(err, ErrNotRunning) {
-		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
-	}
-	layout, err := o.locate(ctx)
+	layout, problem, err := layoutNow(ctx, control, o)
 	switch {
 	case errors.Is(err, errNotSaid):
 		return doctor.Warned("the layout is not known: "+err.Error(), "start the runtime, or set filesystems.imagefs in the configuration")
-	case err != nil:
+	case errors.Is(err, errPaths):
 		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
+	case err != nil:
+		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
 	}
-	return judgeLayout(layout, "")
+	return judgeLayout(layout, problem)
+}
+
+// errPaths says that the paths of the configuration can't be looked at.
+var errPaths = errors.New("look at the configured paths")
+
+// layoutNow takes the layout from the cleave that runs; without one it finds it out by an observer of its own.
+func layoutNow(ctx context.Context, control string, o *observer) (layout fsstats.Layout, problem string, err error) {
+	status, err := FetchStatus(ctx, control)
+	if err == nil {
+		return fsstats.Layout{Places: status.Roles}, status.Problem, nil
+	}
+	if !errors.Is(err, ErrNotRunning) {
+		return fsstats.Layout{}, "", err
+	}
+	layout, err = o.locate(ctx)
+	if err != nil && !errors.Is(err, errNotSaid) {
+		err = fmt.Errorf("%w: %w", errPaths, err)
+	}
+	return layout, "", err
 }
 
 func judgeSnapshotter(s *SnapshotterStatus) doctor.Result {

@@ -1,10 +1,18 @@
 package agent
 
 import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
 )
@@ -80,5 +88,101 @@ func TestLayoutWithARootAway(t *testing.T) {
 	s = Status{Layout: fsstats.LayoutSingle, Roles: roles, Snapshotter: &SnapshotterStatus{}}
 	if s.withoutRootsAway(); s.Layout != fsstats.LayoutSingle {
 		t.Errorf("without a root away the layout is %s", s.Layout)
+	}
+}
+
+// TestExamineKubelet is about a kubelet that is only files below a made-up
+// /proc; the filesystems and sockets around it are those of this machine.
+func TestExamineKubelet(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	proc := filepath.Join(dir, "proc")
+	write := func(name, content string) {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg := config.Default()
+	cfg.Control.Endpoint = config.Endpoint(filepath.Join(dir, "control.sock"))
+	cfg.Filesystems = config.Filesystems{NodeFS: dir, Logs: dir, ImageFS: dir, ContainerFS: dir}
+
+	o := newObserver(cfg, observed{
+		store: &node{}, filesystems: fsstats.NewProber(),
+		mountpoints: func(context.Context) ([]string, []string, error) { return nil, nil, nil },
+	}, zap.NewNop())
+	write("proc/stat", "btime 1700000000\n")
+	results := examineKubelet(t.Context(), cfg, kubelet.Reader{Proc: proc}, o)
+	if len(results) != 1 || results[0].Level != doctor.Pass || !strings.Contains(results[0].Reason, "no kubelet") {
+		t.Errorf("without a kubelet: %+v", results)
+	}
+
+	write("proc/42/cmdline", "kubelet\x00--config=/k.yaml\x00--root-dir="+dir+"\x00")
+	write("proc/42/stat", "42 (kubelet) S 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 9 0 12345 1 1 1")
+	write("root/k.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: "+dir+"\nevictionHard: {memory.available: 1Gi}\n")
+	write("root/run/x", "")
+	for link, to := range map[string]string{
+		"proc/42/root": filepath.Join(dir, "root"), "proc/42/cwd": "/", "root/var": "/", "proc/42/ns/mnt": "mnt:[1]", "proc/self/ns/mnt": "mnt:[1]",
+	} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(dir, link)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := map[string]doctor.Result{}
+	for _, r := range examineKubelet(t.Context(), cfg, kubelet.Reader{Proc: proc}, o) {
+		got[r.Check] = r
+	}
+	for check, want := range map[string]struct {
+		level  doctor.Level
+		reason string
+	}{
+		"kubelet":              {doctor.Warn, "/k.yaml changed since"},
+		"mode cri":             {doctor.Warn, "containerd.sock"},
+		"kubelet's thresholds": {doctor.Warn, "nodefs.available"},
+		"disk of pod logs":     {doctor.Pass, "are on one filesystem"},
+	} {
+		if r := got[check]; r.Level != want.level || !strings.Contains(r.Reason, want.reason) {
+			t.Errorf("%s: got %+v, want %s with %q", check, r, want.level, want.reason)
+		}
+	}
+	for _, check := range []string{"mode crio", "kubeadm", "SELinux labels"} {
+		if got[check].Level == "" {
+			t.Errorf("no check %q", check)
+		}
+	}
+}
+
+// TestOwnerOf: who listens is known by the kernel's word.
+func TestOwnerOf(t *testing.T) {
+	t.Parallel()
+	socket := filepath.Join(t.TempDir(), "s")
+	if _, answers := ownerOf(t.Context(), kubelet.Reader{}, socket); answers {
+		t.Error("a socket that does not exist answers")
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner, answers := ownerOf(t.Context(), kubelet.Reader{}, socket)
+	if !answers || owner != filepath.Base(os.Args[0]) {
+		t.Errorf("got %q, %v, want this program, %q", owner, answers, os.Args[0])
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestDiskOf(t *testing.T) {
+	t.Parallel()
+	inodes := uint64(5)
+	got := diskOf(fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: 1}, CapacityBytes: 100, FreeBytes: 60, AvailableBytes: 55, InodesTotal: &inodes})
+	if got.Device != "8:1" || got.CapacityBytes != 100 || got.AttainableBytes != 95 || *got.Inodes != 5 {
+		t.Errorf("got %+v", got)
 	}
 }

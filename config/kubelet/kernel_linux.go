@@ -211,3 +211,16 @@ func (r *root) stat(path string) (fs.FileInfo, error) {
 	defer f.Close() //nolint:errcheck // only looked at
 	return f.Stat()
 }
+
+// labelOf gives the SELinux label of a path, empty if it has none.
+func labelOf(path string) (string, error) {
+	buffer := make([]byte, 4096)
+	n, err := unix.Getxattr(path, "security.selinux", buffer)
+	switch {
+	case errors.Is(err, unix.ENODATA), errors.Is(err, unix.EOPNOTSUPP):
+		return "", nil
+	case err != nil:
+		return "", &fs.PathError{Op: "getxattr", Path: path, Err: err}
+	}
+	return strings.TrimRight(string(buffer[:n]), "\x00"), nil
+}
