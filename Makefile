@@ -92,19 +92,20 @@ torture-snapshotter: deps ## Crash the snapshotter under a real containerd, CRAS
 	@CLEAVE_TORTURE=$(CRASHES) $(call gotestsum,torture,standard-verbose) -timeout 90m -count=1 -run '^TestCrashesUnderContainerd$$' ./integration
 
 # The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
-# -mod=mod: its requirements follow those of our own go.mod.
-ORACLE := cd integration/kubeletoracle && nice go test -mod=mod -count=1 -v
+# -mod=mod: its requirements follow those of our own go.mod. Without cgo it shares compiled packages with the kubelet that the
+# toolchain builds.
+ORACLE := cd integration/kubeletoracle && CGO_ENABLED=0 nice go test -mod=mod -count=1 -v
 # Where the scenarios begin; each has the next number.
 ORACLESEED ?= 1
 
 .PHONY: test-oracle
 test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (7 minutes the first time, then seconds)
-	@echo "test-oracle: the kubelet's eviction manager, image collector and threshold parser, and engine, in the same random scenarios"
+	@echo "test-oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
 	@$(ORACLE) -timeout 15m . -steps 10000 -seed $(ORACLESEED)
 
 .PHONY: oracle
 oracle: ## The same for 200 000 passes; ORACLESEED=N begins elsewhere
-	@echo "oracle: the kubelet's eviction manager, image collector and threshold parser, and engine, in the same random scenarios"
+	@echo "oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
 	@$(ORACLE) -timeout 60m . -steps 200000 -seed $(ORACLESEED)
 
 .PHONY: test-snapshotter

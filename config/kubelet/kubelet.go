@@ -9,8 +9,8 @@
 // line numbers. integration/kubeletoracle holds the result against the kubelet's
 // own code.
 //
-// Facts about the kubelet were read in, and compared with, v1.37.2; rules THR-n,
-// KSS-n, OBS-n and NAL-n are those of docs/kubelet.md.
+// Facts about the kubelet were read in v1.37.2, and compared with it. Names such
+// as THR-14 mark single rules; docs/kubelet.md has those that people meet.
 package kubelet
 
 import (
