@@ -280,6 +280,53 @@ func TestProcessEndsMeanwhile(t *testing.T) {
 	}
 }
 
+// TestNumberIsReused: between two readings another process took the number. The
+// arguments come through a pipe, so that it happens just then.
+func TestNumberIsReused(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode(t)
+	n.process(42, "kubelet")
+	if err := os.Remove(n.path("proc/42/cmdline")); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(n.path("proc/42/cmdline"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := (Reader{Proc: n.path("proc")}).Read(42)
+		done <- err
+	}()
+	// Opening waits for the reader, which has read the time of start by then.
+	args, err := os.OpenFile(n.path("proc/42/cmdline"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write("proc/42/stat", "42 (kubelet) S 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 9 0 9999 1 1 1")
+	if _, err := args.WriteString("kubelet\x00"); err != nil {
+		t.Fatal(err)
+	}
+	if err := args.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; !errors.Is(err, ErrGone) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestArgumentsWithoutEnd: more than the kernel allows is not read.
+func TestArgumentsWithoutEnd(t *testing.T) {
+	t.Parallel()
+	n := newFakeNode(t)
+	n.process(42, "kubelet")
+	if err := os.Truncate(n.path("proc/42/cmdline"), 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (Reader{Proc: n.path("proc")}).Read(42); err == nil || !strings.Contains(err.Error(), "larger than") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // TestRealProcess reads a process that the kernel has, in a working folder of
 // its own.
 func TestRealProcess(t *testing.T) {
