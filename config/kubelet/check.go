@@ -219,7 +219,7 @@ func Thresholds(s Settings, f Facts) doctor.Result {
 				broken = append(broken, fmt.Sprintf("%s: %v, the kubelet would not start with it again", what, err))
 			case !known:
 			case v == always:
-				broken = append(broken, fmt.Sprintf("%s: is met even when the disk is empty, where %d of %d %s are available", what, attainable, capacity, unit(inodes)))
+				broken = append(broken, fmt.Sprintf("%s: is met even when the disk is empty, where %s of %s are available", what, amount(attainable, inodes), amount(capacity, inodes)))
 			case v == never && e.From.Kind != Default && (!inodes || disk.Inodes != nil):
 				doubtful = append(doubtful, what+": can't be met")
 			}
@@ -306,11 +306,13 @@ func measure(d *Disk, inodes bool) (capacity, attainable uint64, known bool) {
 	return *d.Inodes, *d.Inodes, true
 }
 
-func unit(inodes bool) string {
+// amount writes a figure for people.
+func amount(n uint64, inodes bool) string {
 	if inodes {
-		return "inodes"
+		return fmt.Sprintf("%d inodes", n)
 	}
-	return "bytes"
+	const gib = 1 << 30
+	return fmt.Sprintf("%.1f GiB", float64(n)/gib)
 }
 
 // PodLogs says whether the kubelet watches the disk that pods log to: it only
