@@ -61,6 +61,8 @@ type view struct {
 	*Facts
 	// missed is set when a fact was looked for that is not there.
 	missed bool
+	// strict says that only what is known to be right passes.
+	strict bool
 }
 
 func fixContainerStats(m *runtimeapi.ContainerStatsResponse, v *view) bool {
@@ -189,7 +191,7 @@ func first(list []*runtimeapi.FilesystemUsage) *runtimeapi.FilesystemUsage {
 
 // right reports whether a list needs no change: every entry is complete, and
 // the first, which is the one that counts, names the filesystem of the store.
-// A mountpoint of which nothing is known is not taken for wrong.
+// A mountpoint of which nothing is known is not taken for wrong, unless v is strict.
 func (v *view) right(list []*runtimeapi.FilesystemUsage, store Store) bool {
 	if len(list) == 0 || slices.ContainsFunc(list, blind) {
 		return false
@@ -200,7 +202,7 @@ func (v *view) right(list []*runtimeapi.FilesystemUsage, store Store) bool {
 	device, known := v.Devices[list[0].GetFsId().GetMountpoint()]
 	if !known {
 		v.missed = true
-		return true
+		return !v.strict
 	}
 	return device == store.Device
 }
