@@ -1,12 +1,12 @@
-// Package rootdir holds one root of the split snapshotter open and does all
-// work on files below it relative to that open folder: nothing is written
+// Package rootdir holds one root of the split snapshotter, or another folder of
+// ours, open and does all work on files below it relative to that open folder: nothing is written
 // through a path, so a root that was unmounted or swapped behind our back can't
 // be written to by mistake. Names below the root are resolved by openat2(2)
 // with RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS and RESOLVE_NO_XDEV (Linux 5.6): no
 // symlink is followed and no mount is crossed, whoever planted it.
 //
-// It imports nothing else of this module. Only snapshot/split and the packages
-// below it may import it.
+// It imports nothing else of this module. Only snapshot/split, the packages below
+// it and agent/rootbind may import it.
 package rootdir
 
 import (
