@@ -102,6 +102,8 @@ ORACLESEED ?= 1
 test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (7 minutes the first time, then seconds)
 	@echo "test-oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
 	@$(ORACLE) -timeout 15m . -steps 10000 -seed $(ORACLESEED)
+	@echo "test-oracle: the kubelet's cAdvisor: its client and handlers for CRI-O, and the names and answers of mode crio"
+	@$(ORACLE) -timeout 5m ./cadvisor
 
 .PHONY: oracle
 oracle: ## The same for 200 000 passes; ORACLESEED=N begins elsewhere
