@@ -339,7 +339,8 @@ func TestMountTableIsReadOnChangeOnly(t *testing.T) {
 	}
 	// Others mount things at the same time, but not always.
 	until(t, "two reads of one table", func() bool {
-		return reflect.ValueOf(read()).Pointer() == reflect.ValueOf(read()).Pointer()
+		one, two := read(), read()
+		return reflect.ValueOf(one).Pointer() == reflect.ValueOf(two).Pointer()
 	})
 	for i := range 20 {
 		dir := mkdir(t, t.TempDir(), "mount")

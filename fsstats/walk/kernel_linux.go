@@ -59,6 +59,19 @@ func openRoot(path string) (int, error) {
 	return fd, nil
 }
 
+// directoryAt gives device and inode of a directory, following symlinks.
+func directoryAt(path string) (identity, bool) {
+	name, err := unix.ByteSliceFromString(path)
+	if err != nil {
+		return identity{}, false
+	}
+	var a attributes
+	if err := statx(unix.AT_FDCWD, &name[0], statFlags&^unix.AT_SYMLINK_NOFOLLOW, &a); err != nil || !a.isDir {
+		return identity{}, false
+	}
+	return identity{device: a.device, inode: a.inode}, true
+}
+
 // openDir opens a directory of the directory at, without moving its access time
 // if that is allowed (O_NOATIME needs the owner or CAP_FOWNER; open(2)).
 func openDir(at int, name *byte) (int, error) {

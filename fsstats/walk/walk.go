@@ -89,6 +89,11 @@ type Options struct {
 	// more means 2. A tree is divided only where there is something to divide:
 	// a small one is walked by one alone.
 	Workers int
+	// Without are the paths of directories inside the tree that are left out, with
+	// all below them, because somebody else counts them. They are found when the
+	// walk begins; one that does not exist then, or is no directory, is ignored.
+	// Unlike the root they may be reached through symlinks.
+	Without []string
 }
 
 // Usage is what a tree took between Started and Finished.
@@ -115,6 +120,8 @@ type Usage struct {
 	Vanished int64 `json:"vanished,omitempty"`
 	// MountsSkipped is how many mounts inside the tree were left out.
 	MountsSkipped int64 `json:"mountsSkipped,omitempty"`
+	// LeftOut is how many directories of Options.Without were met.
+	LeftOut int64 `json:"leftOut,omitempty"`
 	// Apportioned is how many names of files counted for their share only:
 	// there were more than a million (maxLinked) files with several names, and
 	// for a file beyond those each name counts 1/st_nlink of it. The figures
@@ -150,6 +157,14 @@ type lister interface {
 func measure(ctx context.Context, root string, opt Options, list lister, most int) (Usage, error) {
 	started := time.Now()
 	s := &survey{list: list, linked: inodeSet{most: most}, budget: pace.NewBudget(opt.EntriesPerSecond)}
+	for _, path := range opt.Without {
+		if id, ok := directoryAt(path); ok {
+			if s.without == nil {
+				s.without = map[identity]bool{}
+			}
+			s.without[id] = true
+		}
+	}
 	s.idle.Store(int32(min(max(opt.Workers, 1), maxWorkers) - 1))
 
 	first := s.worker()
@@ -181,6 +196,8 @@ type survey struct {
 	linked inodeSet
 	// top is the root directory of the tree.
 	top identity
+	// without are directories that are left out; the mount does not matter.
+	without map[identity]bool
 	// idle is how many more workers may be busy. Who has much to do and sees one
 	// idle gives half of it away.
 	idle    atomic.Int32
@@ -224,6 +241,7 @@ func (s *survey) retire(w *walker, err error) {
 	sum.Unreadable += add.Unreadable
 	sum.Vanished += add.Vanished
 	sum.MountsSkipped += add.MountsSkipped
+	sum.LeftOut += add.LeftOut
 	sum.Apportioned += add.Apportioned
 	sum.Errors = append(sum.Errors, add.Errors[:min(len(add.Errors), maxErrors-len(sum.Errors))]...)
 	s.shareBytes += w.shareBytes
@@ -580,6 +598,10 @@ func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
 	}
 	switch {
 	case w.attr.isDir:
+		if w.without != nil && w.without[identity{device: w.attr.device, inode: w.attr.inode}] {
+			w.usage.LeftOut++
+			return nil
+		}
 		w.names = append(w.names, name...)
 	case w.attr.links > 1:
 		switch w.linked.add(w.attr.identity) {

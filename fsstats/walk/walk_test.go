@@ -496,6 +496,35 @@ func TestMountsInsideAreLeftOut(t *testing.T) {
 	}
 }
 
+func TestLeftOutDirectories(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, sub := range []string{"mine", "theirs/deeper", "theirs too", "mine/theirs"} {
+		must(t, os.MkdirAll(filepath.Join(dir, sub), 0o755))
+		write(t, filepath.Join(dir, sub, "file"), 100_000)
+	}
+	write(t, filepath.Join(dir, "a file"), 100_000)
+	must(t, os.Symlink("theirs too", filepath.Join(dir, "link")))
+	without := []string{"theirs", "link", "mine/theirs", "missing", "a file", "mine/file"}
+	for i := range without {
+		without[i] = filepath.Join(dir, without[i])
+	}
+	for workers := 1; workers <= 2; workers++ {
+		got, err := Measure(t.Context(), dir, Options{Without: without, Workers: workers})
+		must(t, err)
+		if got.Inodes != 5 || got.LeftOut != 3 || got.Partial { // root, mine, its file, a file, link
+			t.Errorf("usage = %+v, want 5 inodes and 3 directories left out", got)
+		}
+		theirs := int64(0)
+		for _, sub := range []string{"theirs", "theirs too", "mine/theirs"} {
+			theirs += measureTree(t, filepath.Join(dir, sub)).Bytes
+		}
+		if all := measureTree(t, dir); all.Bytes != got.Bytes+theirs {
+			t.Errorf("%d bytes without %d, all together %d", got.Bytes, theirs, all.Bytes)
+		}
+	}
+}
+
 func TestBtrfsSubvolumesCount(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
