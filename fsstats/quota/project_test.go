@@ -230,6 +230,17 @@ func TestQuotaLimitOnAContainersLayer(t *testing.T) {
 		if p, err := a.Project("one"); err != nil || p.Usage.Bytes < 2*mib || p.Usage.Bytes > 3*mib {
 			t.Errorf("a file of 2 MiB that was copied up counts as %+v, %v", p, err)
 		}
+		for _, privileged := range []bool{false, true} {
+			mapped := filepath.Join(merged["one"], "mapped")
+			err := writeMapped(t, privileged, mapped, 64*mib)
+			t.Logf("64 MiB stored into a mapped file, with CAP_SYS_RESOURCE %v, gave %v", privileged, err)
+			if !privileged && !errors.Is(err, syscall.EFAULT) {
+				t.Errorf("64 MiB stored into a mapped file gave %v, want a fault", err)
+			}
+			if err := os.Remove(mapped); err != nil {
+				t.Fatal(err)
+			}
+		}
 		if err := write(t, false, filepath.Join(merged["one"], "big"), 64*mib); !errors.Is(err, overLimit) {
 			t.Errorf("64 MiB into 8 MiB gave %v, want %v", err, overLimit)
 		}
