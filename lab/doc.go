@@ -10,6 +10,7 @@
 //   - pod: host-network pods through any CRI endpoint
 //   - du, flock: GNU du as a measure, locks between processes
 //   - guest: a Linux of its own in qemu, for what this machine's kernel can't do
+//   - guestnode: such a guest as a node: containerd and cleave as units of systemd
 //   - cachedir: where costly things are kept outside of the checkout
 //   - need: what a test needs of the machine, and what happens when it isn't there
 //

@@ -1,8 +1,6 @@
 package guest
 
 import (
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"testing"
@@ -10,16 +8,15 @@ import (
 
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/guest"
+	"github.com/cleave-cri/cleave/lab/guestnode"
 )
 
 // TestQuota runs the tests of fsstats/quota that need project quota, in a kernel that has it, on ext4 and xfs.
 func TestQuota(t *testing.T) {
 	run, system := lab(t)
-	program := filepath.Join(t.TempDir(), "quota.test")
-	build := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, "github.com/cleave-cri/cleave/fsstats/quota")
-	build.Env = append(build.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the tests: %v\n%s", err, out)
+	program, err := guestnode.BuildTest(t.Context(), t.TempDir(), "github.com/cleave-cri/cleave/fsstats/quota")
+	if err != nil {
+		t.Fatal(err)
 	}
 	const size = 512 << 20
 	withQuota := []string{"-O", "quota,project", "-E", "quotatype=prjquota"}

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
@@ -103,6 +104,18 @@ func Random(seed int64, layers int, layerBytes int64) (v1.Image, error) {
 		return nil, fmt.Errorf("make a random image of %d layers: %w", layers, err)
 	}
 	return image, nil
+}
+
+// Save writes an image to a file under a name, as `docker save` does, for machines that no registry can be reached from.
+func Save(path, ref string, image v1.Image) error {
+	tag, err := name.NewTag(ref)
+	if err != nil {
+		return fmt.Errorf("read the image name %q: %w", ref, err)
+	}
+	if err := tarball.WriteToFile(path, tag, image); err != nil {
+		return fmt.Errorf("save %s: %w", ref, err)
+	}
+	return nil
 }
 
 // busyboxLayer writes the layer as an uncompressed tar file.
