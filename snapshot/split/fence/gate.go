@@ -58,8 +58,9 @@ type held struct {
 	marker rootdir.Place
 }
 
-// suitsLimit is how long the look may take whether a root can hold layers. It
-// writes, and a busy disk lets that wait.
+// suitsLimit is how long the look may take at a root that is not held yet, and
+// whether it can hold layers. It reads from the disk and writes, and a busy disk
+// lets that wait.
 const suitsLimit = 10 * time.Second
 
 // NewGate makes a gate, closed until Verify says otherwise. The roots' paths
@@ -215,7 +216,11 @@ func (g *Gate) find(role Role) finding {
 	s := *g.sides[role]
 	g.mu.RUnlock()
 	drop := func(f finding) { g.letGo(f.root) }
-	f, err := ask(g.askers[role], askLimit, func() finding { return g.sources.examine(s, g.bootID) }, drop)
+	limit := askLimit
+	if s.root == nil {
+		limit = suitsLimit // nothing is in memory yet of a disk that was just mounted
+	}
+	f, err := ask(g.askers[role], limit, func() finding { return g.sources.examine(s, g.bootID) }, drop)
 	if err != nil {
 		return noFinding(s, err)
 	}

@@ -352,7 +352,7 @@ func (b *Bin) gone(name string, r rootdir.Removed) {
 
 func (b *Bin) failed(name string, err error) {
 	b.mu.Lock()
-	if e := b.entries[name]; e != nil {
+	if e := b.entries[name]; e != nil && !errors.Is(err, fs.ErrClosed) {
 		e.failed = time.Now()
 	}
 	b.mu.Unlock()
@@ -368,6 +368,9 @@ func (b *Bin) clean() {
 
 // note remembers an error and logs it if it is another than the last.
 func (b *Bin) note(err error) {
+	if errors.Is(err, fs.ErrClosed) {
+		return // the fence has let go of the root meanwhile, and says why
+	}
 	b.mu.Lock()
 	news := b.stats.LastError != err.Error()
 	b.stats.LastError = err.Error()
