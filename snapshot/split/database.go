@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
@@ -27,10 +26,23 @@ type database struct {
 	faults  func(fault.Point)
 	log     *zap.Logger
 
-	// mu lets one writer in at a time, from before its transaction until what
-	// belongs to it on disk is done or undone. Taken before bbolt's own lock.
-	mu sync.Mutex
+	// turn holds a value while a writer is in: from before its transaction until
+	// what belongs to it on disk is done or undone. It is taken before bbolt's own
+	// lock. A disk can hang in there, so those who wait give up with their context.
+	turn chan struct{}
 }
+
+// enter waits for the turn to write, leave gives it back.
+func (d *database) enter(ctx context.Context) error {
+	select {
+	case d.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the writer before to end: %w", ctx.Err())
+	}
+}
+
+func (d *database) leave() { <-d.turn }
 
 // lockTimeout is how long another opener of the database's file is waited for.
 // Our own lock is held already, so it can only be a stranger.
@@ -56,7 +68,7 @@ func openDatabase(o Options) (*database, error) {
 		return nil, fmt.Errorf("open %s: %w", o.Database, err)
 	}
 	db := &database{
-		path: o.Database, reserve: o.DatabaseBytes, store: store,
+		path: o.Database, reserve: o.DatabaseBytes, store: store, turn: make(chan struct{}, 1),
 		ballast: boltfile.NewBallast(o.Database, o.BallastBytes),
 		faults:  o.faults, log: o.Log,
 	}
@@ -132,8 +144,10 @@ type write struct {
 // run makes the change. If the disk is full it gives up the ballast and tries
 // once more. A nil error means that the change is in the database.
 func (d *database) run(ctx context.Context, w write) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	if err := d.enter(ctx); err != nil {
+		return err
+	}
+	defer d.leave()
 	committing, err := d.attempt(ctx, w)
 	if err == nil {
 		w.finish()
@@ -225,8 +239,10 @@ func (d *database) isIn(ctx context.Context, w write) (in bool, err error) {
 // exclusive runs f in a writing transaction that changes nothing: no snapshot
 // comes or goes meanwhile.
 func (d *database) exclusive(ctx context.Context, f func(ctx context.Context, b *bolt.Bucket) error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	if err := d.enter(ctx); err != nil {
+		return err
+	}
+	defer d.leave()
 	ctx, tx, err := d.begin(ctx, true)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleave-cri/cleave/lab/need"
+	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
 )
 
@@ -138,4 +140,45 @@ func TestUnmountedRootIsUnknown(t *testing.T) {
 	if err != nil || strings.Contains(string(text), "0001-01-01") {
 		t.Errorf("%s, %v: a time that never was", text, err)
 	}
+}
+
+// TestWriterThatHangs: a disk that hangs in the middle of a change holds up the
+// writers after it no longer than they want to wait, and no reader.
+func TestWriterThatHangs(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	var first atomic.Bool
+	o.faults = func(p fault.Point) {
+		if p == fault.CreateRenamed && first.CompareAndSwap(false, true) {
+			close(reached)
+			<-goOn
+		}
+	}
+	s := initialised(t, o)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Prepare(t.Context(), containerKey(1), "")
+		ended <- err
+	}()
+	<-reached
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := s.Prepare(ctx, containerKey(2), ""); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a writer that waits: %v, want its deadline", err)
+	}
+	if _, err := s.Status(t.Context()); err != nil {
+		t.Errorf("status: %v", err)
+	}
+	if _, err := s.Stat(t.Context(), containerKey(1)); !errdefs.IsNotFound(err) {
+		t.Errorf("stat of what is not committed: %v", err)
+	}
+	close(goOn)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Prepare(t.Context(), containerKey(2), ""); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	mustBeClean(t, s, o)
 }
