@@ -62,6 +62,8 @@ type Config struct {
 	Memory Memory
 	// Log is how cleave's log looks.
 	Log Log
+	// CRIO is about mode crio only.
+	CRIO CRIO
 	// Snapshotter is the split snapshotter, a process of its own.
 	Snapshotter Snapshotter
 }
@@ -75,8 +77,8 @@ const (
 	ModeCRI Mode = "cri"
 	// ModeObserve: cleave reports and explains, and changes no answer.
 	ModeObserve Mode = "observe"
-	// ModeCRIO: a look-alike of CRI-O. Known by name so that it can be refused
-	// with a reason; not built yet.
+	// ModeCRIO: a proxy that a kubelet takes for CRI-O, so that the kubelet itself
+	// sees and handles two disks (docs/crio.md).
 	ModeCRIO Mode = "crio"
 )
 
@@ -96,8 +98,32 @@ type Listen struct {
 	// Endpoint is the socket that cleave makes. Its folder is made if it is
 	// missing, with mode 0755, if nobody but root may write to the folder above.
 	// It must differ from the other endpoints. Default:
-	// unix:///run/cleave/cleave.sock.
+	// unix:///run/cleave/cleave.sock; in mode crio unix:///run/crio/crio.sock, and
+	// no other is possible there.
 	Endpoint Endpoint
+}
+
+// CRIO is what mode crio needs besides.
+type CRIO struct {
+	// NRIEndpoint is the runtime's socket for NRI plugins, by which containers'
+	// cgroups get names that the kubelet measures.
+	// Default: unix:///run/nri/nri.sock.
+	NRIEndpoint Endpoint
+}
+
+// The sockets for the kubelet. The second is the one path at which the kubelet's
+// cAdvisor looks for CRI-O (KSS-4).
+const (
+	listenDefault Endpoint = "/run/cleave/cleave.sock"
+	listenCRIO    Endpoint = "/run/crio/crio.sock"
+)
+
+// Settle gives what was left at its default the value that fits the mode: the
+// socket for the kubelet.
+func (c *Config) Settle() {
+	if c.Mode == ModeCRIO && c.Listen.Endpoint == listenDefault {
+		c.Listen.Endpoint = listenCRIO
+	}
 }
 
 // Control is where cleave's own commands reach the running cleave.
@@ -220,13 +246,14 @@ func Default() Config {
 		Version:     Version,
 		Mode:        ModeCRI,
 		Runtime:     Runtime{Endpoint: "/run/containerd/containerd.sock", Namespace: "k8s.io"},
-		Listen:      Listen{Endpoint: "/run/cleave/cleave.sock"},
+		Listen:      Listen{Endpoint: listenDefault},
 		Control:     Control{Endpoint: "/run/cleave/control.sock"},
 		StateDir:    "/var/lib/cleave",
 		Filesystems: Filesystems{NodeFS: "/var/lib/kubelet", Logs: "/var/log/pods"},
 		Measure:     Measure{Period: 10 * time.Second, MaxCorePercent: 5},
 		Memory:      Memory{LimitBytes: 128 << 20},
 		Log:         Log{Level: "info", Format: "json"},
+		CRIO:        CRIO{NRIEndpoint: "/run/nri/nri.sock"},
 		Snapshotter: Snapshotter{
 			Database:           "/var/lib/cleave/snapshotter/metadata.db",
 			Endpoint:           "/run/cleave/snapshotter.sock",

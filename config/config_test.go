@@ -105,6 +105,8 @@ listen:
     endpoint: unix:///run/cleave/cleave.sock
 control:
     endpoint: unix:///run/cleave/control.sock
+crio:
+    nriEndpoint: unix:///run/nri/nri.sock
 stateDir: /var/lib/cleave
 filesystems:
     nodefs: /var/lib/kubelet
@@ -205,7 +207,7 @@ func TestParseFaults(t *testing.T) {
 		{"unknown key, letter case", "version: 1\nstatedir: /x\n", []string{`c.yaml:2:1: statedir: unknown key; did you mean "stateDir"?`}},
 		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint, snapshotter.endpoint`}},
 		{"unknown key, unlike any", "version: 1\nlog: {colour: red}\n", []string{`c.yaml:2:7: log.colour: unknown key; log has level, format`}},
-		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, stateDir, filesystems, measure, memory, log, snapshotter`}},
+		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, snapshotter`}},
 		{"key twice", "version: 1\nmode: cri\nmode: cri\n", []string{"c.yaml:3:1: mode: is given twice, first on line 2"}},
 		{"section twice", "version: 1\nlog: {level: info}\nlog: {format: json}\n", []string{"c.yaml:3:1: log: is given twice, first on line 2"}},
 		{"number for text", "version: 1\nruntime:\n  namespace: 5\n", []string{`c.yaml:3:14: runtime.namespace: must be text, not "5": put it in quotes if it is meant so`}},
@@ -224,8 +226,10 @@ func TestParseFaults(t *testing.T) {
 		{"quantity too small", "version: 1\nmemory:\n  limit: 31Mi\n", []string{"c.yaml:3:10: memory.limit: must be at least 32Mi, or 0 for no limit, not 31Mi"}},
 		{"quantity negative", "version: 1\nmemory:\n  limit: -1Gi\n", []string{`c.yaml:3:10: memory.limit: "-1Gi" is negative`}},
 		{"quantity of another kind", "version: 1\nmemory:\n  limit: true\n", []string{`c.yaml:3:10: memory.limit: "true" must be a number of bytes, such as 128Mi, 1Gi or 134217728`}},
-		{"mode not built yet", "version: 1\nmode: crio\n", []string{"c.yaml:2:7: mode: crio is known but not built yet; use cri or observe"}},
-		{"mode unknown", "version: 1\nmode: docker\n", []string{`c.yaml:2:7: mode: must be cri or observe, not "docker"`}},
+		{"mode crio on another socket", "version: 1\nmode: crio\nlisten: {endpoint: /run/cleave/other.sock}\n", []string{
+			`c.yaml:3:20: listen.endpoint: "unix:///run/cleave/other.sock": in mode crio it has to be unix:///run/crio/crio.sock, the one place where a kubelet looks for CRI-O; leave the key out`,
+		}},
+		{"mode unknown", "version: 1\nmode: docker\n", []string{`c.yaml:2:7: mode: must be cri, crio or observe, not "docker"`}},
 		{"log", "version: 1\nlog:\n  level: warning\n  format: text\n", []string{
 			`c.yaml:3:10: log.level: must be debug, info, warn or error, not "warning"`,
 			`c.yaml:4:11: log.format: must be json or console, not "text"`,
@@ -307,7 +311,7 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:4:10: control: anchors and aliases (& and *) are not supported",
 		}},
 		{"merge key", "version: 1\n<<: {mode: cri}\n", []string{
-			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, stateDir, filesystems, measure, memory, log, snapshotter`,
+			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, snapshotter`,
 		}},
 		{"tag", "version: 1\nmode: !!str cri\n", []string{"c.yaml:2:7: mode: tags (!) are not supported"}},
 		{"list as a key", "version: 1\n? [a]\n: b\n", []string{"c.yaml:2:3: a key must be a name, not a list"}},
@@ -440,7 +444,7 @@ func TestLoad(t *testing.T) {
 	}
 
 	_, err = Load(bad)
-	if want := bad + `:2:7: mode: must be cri or observe, not "none"`; err == nil || err.Error() != want {
+	if want := bad + `:2:7: mode: must be cri, crio or observe, not "none"`; err == nil || err.Error() != want {
 		t.Errorf("bad file: %v, want %s", err, want)
 	}
 	var faults Faults
@@ -463,7 +467,7 @@ func TestValidateAfterFlags(t *testing.T) {
 	c.Version, c.Mode, c.StateDir, c.Listen.Endpoint, c.Log.Level = 3, "", "state\xff", "x", ""
 	want := []string{
 		"version: is 3, but this cleave knows version 1 only",
-		`mode: must be cri or observe, not ""`,
+		`mode: must be cri, crio or observe, not ""`,
 		`listen.endpoint: "x": the path must be absolute: write unix:///path or /path`,
 		`stateDir: "state\xff" must be an absolute path`,
 		`log.level: must be debug, info, warn or error, not ""`,
@@ -619,4 +623,22 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("changed by writing and reading (-before +after):\n%s", diff)
 		}
 	})
+}
+
+// In mode crio the socket is where a kubelet looks for CRI-O, unless somebody named another, which is a fault.
+func TestKSS4_ModeCRIOHasItsOneSocket(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		text string
+		want Endpoint
+	}{
+		"left out":          {"version: 1\nmode: crio\n", "/run/crio/crio.sock"},
+		"by its other name": {"version: 1\nmode: crio\nlisten: {endpoint: /var/run/crio/crio.sock}\n", "/var/run/crio/crio.sock"},
+		"another mode":      {"version: 1\nmode: cri\n", "/run/cleave/cleave.sock"},
+	} {
+		c, err := Parse("c.yaml", []byte(tc.text))
+		if err != nil || c.Listen.Endpoint != tc.want {
+			t.Errorf("%s: %v, %v; want %v", name, c.Listen.Endpoint, err, tc.want)
+		}
+	}
 }

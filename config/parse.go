@@ -58,6 +58,7 @@ func (p *parser) parse(data []byte) Config {
 	}
 	all := schema(&c)
 	p.section(root, all, all, "")
+	c.Settle()
 	p.validate(c)
 	return c
 }

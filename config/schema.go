@@ -45,6 +45,9 @@ func schema(c *Config) section {
 		{key: "control", sub: section{
 			{key: "endpoint", value: endpointValue{&c.Control.Endpoint}},
 		}},
+		{key: "crio", sub: section{
+			{key: "nriEndpoint", value: endpointValue{&c.CRIO.NRIEndpoint}},
+		}},
 		{key: "stateDir", value: textValue{&c.StateDir}},
 		{key: "filesystems", sub: section{
 			{key: "nodefs", value: textValue{&c.Filesystems.NodeFS}},

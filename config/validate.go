@@ -37,6 +37,7 @@ func (c Config) Validate() error {
 // ValidatePassthrough looks at what `cleave serve --passthrough` uses: the
 // sockets of runtime and cleave, and the log. The rest may be wrong.
 func (c Config) ValidatePassthrough() error {
+	c.Mode = ModeCRI // it has no meaning there
 	used := []string{"runtime.endpoint", "listen.endpoint", "log.level", "log.format"}
 	faults := slices.DeleteFunc(c.faults(), func(f Fault) bool { return !slices.Contains(used, f.Key) })
 	if len(faults) > 0 {
@@ -44,6 +45,9 @@ func (c Config) ValidatePassthrough() error {
 	}
 	return nil
 }
+
+// crioSockets are the spellings of the one socket that mode crio can have.
+var crioSockets = []string{listenCRIO.Path(), "/var" + listenCRIO.Path()}
 
 func (c Config) faults() Faults {
 	var out Faults
@@ -57,9 +61,12 @@ func (c Config) faults() Faults {
 	switch c.Mode {
 	case ModeCRI, ModeObserve:
 	case ModeCRIO:
-		fault("mode", "crio is known but not built yet; use cri or observe")
+		if p := path.Clean(c.Listen.Endpoint.Path()); !slices.Contains(crioSockets, p) {
+			fault("listen.endpoint", "%s: in mode crio it has to be %s, the one place where a kubelet looks for CRI-O; leave the key out",
+				strict.Shown(c.Listen.Endpoint.String()), listenCRIO)
+		}
 	default:
-		fault("mode", "%s", oneOf(string(c.Mode), string(ModeCRI), string(ModeObserve)))
+		fault("mode", "%s", oneOf(string(c.Mode), string(ModeCRI), string(ModeCRIO), string(ModeObserve)))
 	}
 
 	endpoints := []struct {
@@ -69,6 +76,7 @@ func (c Config) faults() Faults {
 		{"runtime.endpoint", c.Runtime.Endpoint},
 		{"listen.endpoint", c.Listen.Endpoint},
 		{"control.endpoint", c.Control.Endpoint},
+		{"crio.nriEndpoint", c.CRIO.NRIEndpoint},
 		{"snapshotter.endpoint", c.Snapshotter.Endpoint},
 		{"snapshotter.statusEndpoint", c.Snapshotter.StatusEndpoint},
 	}

@@ -51,9 +51,9 @@ func TestBadInputIsSaidInWords(t *testing.T) {
 		}, 0, []string{"config.yaml:2:7", "config.yaml:4:11"}},
 		{"missing file", func(*testing.T) []string { return []string{"config", "--config", "/nonexistent/config.yaml"} }, 0,
 			[]string{"/nonexistent/config.yaml", "does not exist", "cleave config"}},
-		{"crio mode is not built yet", func(t *testing.T) []string {
-			return []string{"config", "--config", file(t, "version: 1\nmode: crio\n")}
-		}, 0, []string{"config.yaml:2:7", "crio"}},
+		{"mode crio on another socket", func(t *testing.T) []string {
+			return []string{"config", "--config", file(t, "version: 1\nmode: crio\nlisten: {endpoint: /run/x.sock}\n")}
+		}, 0, []string{"config.yaml:3:20", "/run/crio/crio.sock"}},
 		{"relative socket", func(*testing.T) []string { return []string{"config", "--listen", "cleave.sock"} }, 0,
 			[]string{"listen", "absolute"}},
 		{"listen path in use by a live server", func(t *testing.T) []string {

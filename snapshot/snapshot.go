@@ -330,6 +330,16 @@ func (s *Store) Folders(ctx context.Context, l Layer) (Folders, error) {
 	return foldersOf(m.GetMounts()), nil
 }
 
+// ContainerFolders asks where a container's writable layer is. The error is [ErrGone] if there is no such container.
+func (s *Store) ContainerFolders(ctx context.Context, containerID string) (Folders, error) {
+	answer, err := containersapi.NewContainersClient(s.conn).Get(s.in(ctx), &containersapi.GetContainerRequest{ID: containerID})
+	if err != nil {
+		return Folders{}, fmt.Errorf("ask for container %s: %w", containerID, goneIfSaid(err))
+	}
+	c := answer.GetContainer()
+	return s.Folders(ctx, Layer{Snapshotter: c.GetSnapshotter(), Key: c.GetSnapshotKey()})
+}
+
 // foldersOf finds the folders in the mounts that a snapshotter gives: the upper
 // and the nearest lower directory of an overlay; the source of a bind mount,
 // which is how a snapshot without parent is mounted, and read-only how a view of

@@ -44,7 +44,7 @@ func settingsFlags(cmd *cobra.Command, names ...string) *settings {
 	all.Var(&s.over.Listen.Endpoint, "listen", "the socket that cleave makes for the kubelet")
 	all.Var(&s.over.Control.Endpoint, "control", "the socket on which cleave answers its own commands")
 	all.StringVar(&s.over.StateDir, "state-dir", "", "`folder` for what must outlast a restart")
-	all.StringVar((*string)(&s.over.Mode), "mode", "", "what cleave is towards the kubelet: cri or observe")
+	all.StringVar((*string)(&s.over.Mode), "mode", "", "what cleave is towards the kubelet: cri, crio or observe")
 	all.StringVar(&s.over.Log.Level, "log-level", "", "debug, info, warn or error")
 	all.StringVar(&s.over.Log.Format, "log-format", "", "json or console")
 	all.VisitAll(func(f *pflag.Flag) {
@@ -90,4 +90,5 @@ func (s *settings) override(cfg *config.Config) {
 			apply()
 		}
 	}
+	cfg.Settle()
 }

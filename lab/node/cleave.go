@@ -50,6 +50,13 @@ func newCleave(binary, dir string, env []string, cfg config.Config) (*Cleave, er
 		return nil, fmt.Errorf("prepare cleave: %w", err)
 	}
 	cfg.Listen.Endpoint = config.Endpoint(filepath.Join(dir, "cleave.sock"))
+	if cfg.Mode == config.ModeCRIO {
+		// The one place where a kubelet looks for CRI-O; whoever runs this has to be apart (lab/enclave).
+		cfg.Listen.Endpoint = "/run/crio/crio.sock"
+		if err := os.MkdirAll("/run/crio", 0o755); err != nil {
+			return nil, fmt.Errorf("prepare cleave: %w", err)
+		}
+	}
 	cfg.Control.Endpoint = config.Endpoint(filepath.Join(dir, "control.sock"))
 	cfg.StateDir = filepath.Join(dir, "state")
 	text, err := cfg.YAML()
@@ -221,6 +228,9 @@ func (c *Cleave) Signal(ctx context.Context, sig syscall.Signal) error {
 	}
 	return nil
 }
+
+// WaitGone waits for the end of the process that was started last.
+func (c *Cleave) WaitGone(ctx context.Context) error { return waitGone(ctx, c.cmd.Process.Pid, c.end) }
 
 // Stop ends the process with SIGTERM and waits for it.
 func (c *Cleave) Stop(ctx context.Context) error {

@@ -171,6 +171,7 @@ func (n *Node) makeRuntime(o Options) error {
 func (n *Node) config() config.Config {
 	cfg := config.Default()
 	cfg.Runtime.Endpoint = config.Endpoint(n.Runtime.Socket())
+	cfg.CRIO.NRIEndpoint = config.Endpoint(n.Runtime.NRISocket())
 	cfg.Filesystems.NodeFS = n.Run.Dir()
 	cfg.Filesystems.Logs = n.Run.Dir()
 	cfg.Measure.Period = cfg.Measure.Period / 10

@@ -44,7 +44,7 @@ func (o Options) config() string {
 	plugin("io.containerd.shim.v1.manager", set("socket_dir", at("s")))
 	plugin("io.containerd.internal.v1.opt", set("path", at("opt")))
 	plugin("io.containerd.nri.v1.nri",
-		set("socket_path", at("nri.sock")), set("plugin_path", at("nri", "plugins")), set("plugin_config_path", at("nri", "conf.d")))
+		set("socket_path", at(nriName)), set("plugin_path", at("nri", "plugins")), set("plugin_config_path", at("nri", "conf.d")))
 
 	plugin("io.containerd.cri.v1.images", set("snapshotter", o.Snapshotter))
 	plugin("io.containerd.cri.v1.images pinned_images", set("sandbox", o.SandboxImage))

@@ -28,6 +28,7 @@ import (
 
 const (
 	socketName = "c.sock"
+	nriName    = "nri.sock"
 	logName    = "containerd.log"
 	configName = "config.toml"
 
@@ -147,6 +148,9 @@ func (c *Containerd) Endpoint() string { return "unix://" + c.Socket() }
 
 // Socket is the path of containerd's socket, as ctr wants it.
 func (c *Containerd) Socket() string { return filepath.Join(c.o.Dir, socketName) }
+
+// NRISocket is the path of the socket for NRI plugins.
+func (c *Containerd) NRISocket() string { return filepath.Join(c.o.Dir, nriName) }
 
 // Dir is the folder of this containerd.
 func (c *Containerd) Dir() string { return c.o.Dir }

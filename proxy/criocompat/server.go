@@ -75,7 +75,7 @@ type limits struct {
 // behind it for this long, six times over with a kubelet that asks again.
 var usual = limits{
 	waiting: 128, say: 10 * time.Second, closing: time.Second,
-	requests: 512, info: 10 * time.Second,
+	requests: 512, info: 30 * time.Second,
 	hold: 2 * time.Second, holds: 256,
 	write: 10 * time.Second,
 }

@@ -1,0 +1,155 @@
+package crio
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
+	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/kube"
+	"github.com/cleave-cri/cleave/lab/need"
+	"github.com/cleave-cri/cleave/lab/node"
+	"github.com/cleave-cri/cleave/lab/runtime"
+)
+
+// The disks of a node.
+const (
+	diskImages     = "images"
+	diskContainers = "containers"
+)
+
+// cluster is a control plane and its one node.
+type cluster struct {
+	plane   *kube.ControlPlane
+	node    *node.Node
+	kubelet *kube.Kubelet
+}
+
+// options say what node a test wants.
+type options struct {
+	// direct puts the kubelet on containerd itself, without cleave between.
+	direct bool
+	// mode is cleave's; empty means crio.
+	mode config.Mode
+	// settings are further keys of the kubelet's configuration.
+	settings map[string]any
+}
+
+// start makes a split node: image layers on one disk of 1 GiB, writable layers, volumes and logs on another of 2 GiB.
+func start(t *testing.T, o options) *cluster {
+	t.Helper()
+	need.Root(t)
+	need.Loop(t)
+	need.Tools(t, "runc")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	run := need.Lab(t)
+	paths, err := bin.Get(ctx, os.Stderr, "containerd", "shim", "kubelet", "apiserver", "etcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{}
+	t.Cleanup(func() { c.close(t) })
+	at := func(name string) string { return filepath.Join(run.Dir(), name) }
+	c.plane, err = kube.StartControlPlane(ctx, kube.ControlPlaneOptions{Dir: at("plane"), Etcd: paths[4], APIServer: paths[3], Env: run.Env()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.node, err = node.Start(ctx, run, node.Options{
+		Containerd: paths[0], Shim: paths[1],
+		Cleave: os.Getenv(cleaveEnv),
+		Disks: []disk.Spec{
+			{Name: diskImages, FS: disk.Ext4, SizeBytes: 1 << 30},
+			{Name: diskContainers, FS: disk.Ext4, SizeBytes: 2 << 30},
+		},
+		Configure: func(cfg *config.Config, disks map[string]*disk.Disk) {
+			cfg.Mode = cmp.Or(o.mode, config.ModeCRIO)
+			cfg.Filesystems.NodeFS = filepath.Join(disks[diskContainers].Path(), "kubelet")
+			cfg.Filesystems.Logs = filepath.Join(disks[diskContainers].Path(), "pods")
+		},
+		Split: &node.SplitOptions{Images: diskImages, Containers: diskContainers},
+		Runtime: func(r *runtime.Options, _ map[string]*disk.Disk) {
+			r.CNIBinDir, r.CNIConfDir = "/usr/lib/cni", at("cni")
+			writeNetwork(t, at("cni"))
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := "unix:///var" + c.node.Cleave.Socket()
+	if o.mode == config.ModeCRI {
+		endpoint = c.node.Cleave.Endpoint()
+	}
+	if o.direct {
+		endpoint = c.node.Runtime.Endpoint()
+	}
+	disk := c.node.Disks[diskContainers].Path()
+	c.kubelet, err = kube.NewKubelet(c.plane, kube.KubeletOptions{
+		Binary: paths[2], Dir: at("kubelet"), Env: run.Env(), Endpoint: endpoint, Cgroup: run.Cgroup(), Settings: o.settings,
+		RootDir: filepath.Join(disk, "kubelet"), PodLogsDir: filepath.Join(disk, "pods"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.kubelet.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (c *cluster) close(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	if c.kubelet != nil {
+		if err := c.kubelet.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("kubelet's log:\n%s", c.kubelet.LogTail())
+		}
+	}
+	if c.node != nil {
+		if t.Failed() && c.node.Cleave != nil {
+			t.Logf("cleave's log:\n%s", c.node.Cleave.LogTail(40))
+		}
+		if err := c.node.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	if c.plane != nil {
+		if err := c.plane.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// writeNetwork gives pods a bridge of their own; it goes with the network namespace.
+func writeNetwork(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(map[string]any{
+		"cniVersion": "1.0.0", "name": "lab",
+		"plugins": []any{map[string]any{
+			"type": "bridge", "bridge": "cleave0", "isGateway": true,
+			"ipam": map[string]any{
+				"type": "host-local", "dataDir": filepath.Join(dir, "addresses"),
+				"ranges": []any{[]any{map[string]any{"subnet": "10.254.0.0/24"}}},
+				"routes": []any{map[string]any{"dst": "0.0.0.0/0"}},
+			},
+		}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "10-lab.conflist"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,79 @@
+// Package crio tests mode crio as it is used: a real kubelet with pods of a real API server, on a real containerd with runc,
+// through cleave, on filesystems of its own. It needs root; what it runs is pinned in integration/toolchain.
+//
+// CRI-O's socket has a fixed path, so all of it runs in one mount namespace of its own (TH-6), one node at a time.
+package crio
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cleave-cri/cleave/integration/toolchain/bin"
+	"github.com/cleave-cri/cleave/lab/enclave"
+	"github.com/cleave-cri/cleave/lab/janitor"
+	"github.com/cleave-cri/cleave/lab/node"
+)
+
+// cleaveEnv tells the program inside where the program under test is.
+const cleaveEnv = "CLEAVE_TEST_BINARY"
+
+func TestMain(m *testing.M) {
+	janitor.Main()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // every test says what it needs
+	}
+	var dir string
+	inside, status, err := enclave.Apart(func() (err error) {
+		ctx := context.Background()
+		if _, err := bin.Get(ctx, os.Stderr, "containerd", "shim", "kubelet", "apiserver", "etcd"); err != nil {
+			return err
+		}
+		if dir, err = os.MkdirTemp("", "cleave-crio"); err != nil {
+			return err
+		}
+		binary, err := node.BuildCleave(ctx, dir, true)
+		if err != nil {
+			return err
+		}
+		return os.Setenv(cleaveEnv, binary)
+	})
+	if dir != "" {
+		defer os.RemoveAll(dir) //nolint:errcheck,forbidigo // holds one program of ours
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if !inside {
+		return status
+	}
+	return m.Run()
+}
+
+// eventually waits until try succeeds.
+func eventually(ctx context.Context, t *testing.T, what string, try func() error) {
+	t.Helper()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := try()
+		if err == nil {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("wait until %s: %v", what, err)
+		}
+	}
+}
+
+// patience bounds what a test waits for: far longer than it should take on a busy machine.
+const patience = 3 * time.Minute

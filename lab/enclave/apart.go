@@ -1,0 +1,112 @@
+package enclave
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// apartEnv tells a process that it is the one inside; the value is the process that started it.
+const apartEnv = "CLEAVE_LAB_APART"
+
+// aside are the folders of which a program that is apart gets empty ones of its own: sockets at fixed paths, such as CRI-O's and
+// NRI's, and logs at fixed paths, such as the kubelet's /var/log/containers.
+var aside = []string{"/run", "/var/log"}
+
+// Address is the machine's address for a program that is apart, on its loopback: a kubelet and an API server refuse 127.0.0.1.
+const Address = "10.253.0.1"
+
+// Apart puts this program into namespaces of its own: mounts, network (loopback only) and System V IPC, with empty /run and
+// /var/log. It starts the program again, inside, and returns true there; outside it returns false when that has ended, and its
+// status to exit with. prepare runs outside before that: what needs the machine's network belongs there.
+//
+// It must be called by main or TestMain, right after janitor.Main. Mounts and interfaces made inside go with the last process
+// inside.
+func Apart(prepare func() error) (inside bool, status int, _ error) {
+	if os.Getenv(apartEnv) != "" {
+		return true, 0, furnish()
+	}
+	if err := prepare(); err != nil {
+		return false, 1, err
+	}
+	child := exec.Command("/proc/self/exe", os.Args[1:]...)
+	child.Args[0] = os.Args[0]
+	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
+	child.Env = append(os.Environ(), fmt.Sprintf("%s=%d", apartEnv, os.Getpid()))
+	// Go makes the copied mounts private before the program begins. The one inside goes with the one outside, whatever ends that.
+	child.SysProcAttr = &syscall.SysProcAttr{
+		Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
+		Pdeathsig:    syscall.SIGKILL,
+	}
+	// The kernel sends that signal at the end of the thread that started it.
+	started, ended := make(chan error), make(chan error, 1)
+	go func() { _ = onThread(func() error { return start(child, started, ended) }) }() //nolint:errcheck // it says so on the channels
+	if err := <-started; err != nil {
+		return false, 1, fmt.Errorf("start this program in namespaces of its own: %w", err)
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	for {
+		select {
+		case s := <-signals:
+			_ = child.Process.Signal(s) //nolint:errcheck // it may have ended in this moment
+		case err := <-ended:
+			var exit *exec.ExitError
+			if err != nil && !errors.As(err, &exit) {
+				return false, 1, fmt.Errorf("wait for this program in namespaces of its own: %w", err)
+			}
+			if code := child.ProcessState.ExitCode(); code >= 0 {
+				return false, code, nil
+			}
+			return false, 1, fmt.Errorf("this program in namespaces of its own: %s", child.ProcessState)
+		}
+	}
+}
+
+func start(cmd *exec.Cmd, started, ended chan<- error) error {
+	err := cmd.Start()
+	started <- err
+	if err == nil {
+		ended <- cmd.Wait()
+	}
+	return nil
+}
+
+// furnish makes the namespaces of this process usable.
+func furnish() error {
+	if err := loopbackUp(); err != nil {
+		return fmt.Errorf("set the loopback of the own network up: %w", err)
+	}
+	if err := addAddress("lo:1", Address); err != nil {
+		return fmt.Errorf("give the own network the address %s: %w", Address, err)
+	}
+	for _, dir := range aside {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+			return fmt.Errorf("get an empty %s: %w", dir, &os.PathError{Op: "mount", Path: dir, Err: err})
+		}
+	}
+	return nil
+}
+
+// addAddress gives an interface's alias an IPv4 address (netdevice(7)).
+func addAddress(alias, address string) (err error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer func() { err = errors.Join(err, os.NewSyscallError("close", unix.Close(fd))) }()
+	request, err := unix.NewIfreq(alias)
+	if err != nil {
+		return err
+	}
+	if err := request.SetInet4Addr(net.ParseIP(address).To4()); err != nil {
+		return err
+	}
+	return os.NewSyscallError("ioctl SIOCSIFADDR", unix.IoctlIfreq(fd, unix.SIOCSIFADDR, request))
+}

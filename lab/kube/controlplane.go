@@ -1,0 +1,176 @@
+package kube
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/cleave-cri/cleave/lab/enclave"
+)
+
+// ControlPlaneOptions say what to run. All are required.
+type ControlPlaneOptions struct {
+	// Dir is the folder for everything; it is made.
+	Dir string
+	// Etcd and APIServer are the paths of the programs.
+	Etcd, APIServer string
+	// Env is the environment of both.
+	Env []string
+}
+
+// ControlPlane is an etcd and an API server on the loopback. Whoever has the token may do everything.
+type ControlPlane struct {
+	etcd, server process
+	token        string
+	host         string
+	rest         *rest.Config
+	client       *kubernetes.Clientset
+}
+
+// StartControlPlane starts both and returns when the API server is ready.
+func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPlane, err error) {
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("start a control plane: %w", err)
+	}
+	ports, err := freePorts(3)
+	if err != nil {
+		return nil, err
+	}
+	store, peer, secure := ports[0], ports[1], ports[2]
+	at := func(name string) string { return filepath.Join(o.Dir, name) }
+	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+	c := &ControlPlane{host: fmt.Sprintf("https://127.0.0.1:%d", secure)}
+	if c.token, err = writeSecrets(at("token.csv"), at("service-account.key")); err != nil {
+		return nil, err
+	}
+	c.etcd = process{binary: o.Etcd, env: o.Env, log: at("etcd.log"), args: []string{
+		"--name=lab", "--data-dir=" + at("etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls=" + url(store), "--advertise-client-urls=" + url(store),
+		"--listen-peer-urls=" + url(peer), "--initial-advertise-peer-urls=" + url(peer), "--initial-cluster=lab=" + url(peer),
+	}}
+	c.server = process{binary: o.APIServer, env: o.Env, log: at("kube-apiserver.log"), args: []string{
+		"--etcd-servers=" + url(store), "--bind-address=127.0.0.1", "--advertise-address=" + enclave.Address, "--secure-port=" + strconv.Itoa(secure), "--cert-dir=" + at("certs"),
+		"--token-auth-file=" + at("token.csv"), "--authorization-mode=AlwaysAllow", "--service-cluster-ip-range=10.255.0.0/24",
+		"--service-account-issuer=https://lab.invalid", "--service-account-key-file=" + at("service-account.key"),
+		"--service-account-signing-key-file=" + at("service-account.key"),
+		// No controller makes service accounts, none taints and untaints nodes (KSS-15).
+		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+		"--kubelet-preferred-address-types=InternalIP",
+	}}
+	c.rest = &rest.Config{
+		Host: c.host, BearerToken: c.token, QPS: 100, Burst: 200,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // it signs its own certificate, on the loopback
+	}
+	if c.client, err = kubernetes.NewForConfig(c.rest); err != nil {
+		return nil, fmt.Errorf("make a client of the API server: %w", err)
+	}
+	if err := c.etcd.start(ctx, func(ctx context.Context) error { return get(ctx, url(store)+"/health") }); err != nil {
+		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	ready := func(ctx context.Context) error {
+		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	}
+	if err := c.server.start(ctx, ready); err != nil {
+		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	return c, nil
+}
+
+// Client is a client that may do everything.
+func (c *ControlPlane) Client() kubernetes.Interface { return c.client }
+
+// REST is the configuration of that client, for streams.
+func (c *ControlPlane) REST() *rest.Config { return rest.CopyConfig(c.rest) }
+
+// WriteKubeconfig writes a file with which a kubelet or kubectl reaches the API server.
+func (c *ControlPlane) WriteKubeconfig(path string) error {
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: lab
+clusters: [{name: lab, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: lab, user: {token: %q}}]
+contexts: [{name: lab, context: {cluster: lab, user: lab}}]
+`, c.host, c.token)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return fmt.Errorf("write a kubeconfig: %w", err)
+	}
+	return nil
+}
+
+// LogTail is the end of the API server's log.
+func (c *ControlPlane) LogTail() string { return c.server.tail() }
+
+// Close ends both programs.
+func (c *ControlPlane) Close(ctx context.Context) error {
+	return errors.Join(c.server.stop(ctx), c.etcd.stop(ctx))
+}
+
+// writeSecrets writes the token of a user who may do everything, and the key that signs service accounts' tokens.
+func writeSecrets(tokens, key string) (token string, _ error) {
+	random := make([]byte, 16)
+	if _, err := rand.Read(random); err != nil {
+		return "", fmt.Errorf("make a token: %w", err)
+	}
+	token = hex.EncodeToString(random)
+	if err := os.WriteFile(tokens, []byte(token+",lab,lab,system:masters\n"), 0o600); err != nil {
+		return "", fmt.Errorf("write the API server's token: %w", err)
+	}
+	private, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return "", fmt.Errorf("make a key for service accounts: %w", err)
+	}
+	block := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(private)})
+	if err := os.WriteFile(key, block, 0o600); err != nil {
+		return "", fmt.Errorf("write the key for service accounts: %w", err)
+	}
+	return token, nil
+}
+
+// freePorts finds ports of the loopback that nobody listens on now.
+func freePorts(n int) ([]int, error) {
+	ports := make([]int, 0, n)
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		address, ok := l.Addr().(*net.TCPAddr)
+		if err := l.Close(); err != nil || !ok {
+			return nil, fmt.Errorf("find a free port: %v %w", l.Addr(), err)
+		}
+		ports = append(ports, address.Port)
+	}
+	return ports, nil
+}
+
+// get succeeds if a page answers with 200.
+func get(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	if err := answer.Body.Close(); err != nil {
+		return err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", url, answer.Status)
+	}
+	return nil
+}
