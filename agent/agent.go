@@ -76,6 +76,7 @@ type agent struct {
 	upstream *grpc.ClientConn
 	proxy    *proxy.Server
 	observer *observer
+	crio     *crioMode // nil in other modes
 }
 
 // Serve runs cleave until ctx ends or a successor has taken over, and returns
@@ -110,16 +111,7 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 			return err
 		}
 	}
-	interceptors, err := a.interceptors()
-	if err != nil {
-		return err
-	}
-	a.proxy, err = proxy.New(proxy.Config{
-		Upstream:     a.cfg.Runtime.Endpoint.Path(),
-		Interceptors: interceptors,
-		Dial:         a.dialRuntime,
-		Log:          a.log.Named("proxy"),
-	})
+	a.proxy, err = proxy.New(a.proxyConfig())
 	if err != nil {
 		return err
 	}
@@ -160,10 +152,16 @@ func (a *agent) openState(inherited *handover.Inheritance) error {
 	return errors.Join(err, closeErr)
 }
 
-// interceptors makes the observer and returns what the proxy shall correct.
-func (a *agent) interceptors() (map[string]proxy.AnswerFunc, error) {
+// proxyConfig makes the observer, and in mode crio what that has besides, and returns how the proxy shall be.
+func (a *agent) proxyConfig() proxy.Config {
+	c := proxy.Config{
+		Upstream:     a.cfg.Runtime.Endpoint.Path(),
+		Interceptors: map[string]proxy.AnswerFunc{},
+		Dial:         a.dialRuntime,
+		Log:          a.log.Named("proxy"),
+	}
 	if a.opt.Passthrough {
-		return nil, nil
+		return c
 	}
 	a.observer = newObserver(a.cfg, observed{
 		store:       snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace),
@@ -172,14 +170,22 @@ func (a *agent) interceptors() (map[string]proxy.AnswerFunc, error) {
 		walk:        walk.Measure,
 	}, a.log.Named("observer"))
 	a.observer.prime()
-	if a.cfg.Mode == config.ModeObserve {
-		return nil, nil
+	var facts diskstats.Source = a.observer
+	switch a.cfg.Mode {
+	case config.ModeObserve:
+		return c
+	case config.ModeCRIO:
+		a.crio = a.openCRIO()
+		facts = told{observer: a.observer, keeper: a.crio.keeper}
+	case config.ModeCRI:
 	}
-	out := map[string]proxy.AnswerFunc{}
-	for method, fn := range diskstats.Rewrites(a.observer) {
-		out[method] = fn
+	for method, fn := range diskstats.Rewrites(facts) {
+		c.Interceptors[method] = fn
 	}
-	return out, nil
+	if a.crio != nil {
+		a.crio.configure(&c)
+	}
+	return c
 }
 
 // serve answers calls until it is time to end, and then drains.
@@ -195,6 +201,10 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		go func() { defer close(observed); a.observer.run(work) }()
 	} else {
 		close(observed)
+	}
+	if a.crio != nil {
+		parts.Go(func() error { return a.crio.plugin.Run(work) })
+		parts.Go(func() error { a.crio.keeper.Watch(work); return nil })
 	}
 	if a.control != nil {
 		server := controlServer(a.status)
@@ -229,6 +239,9 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		a.log.Warn("calls were broken off", zap.Error(err))
 	}
 	err := parts.Wait()
+	if a.crio != nil {
+		err = errors.Join(err, a.crio.endpoint.Shutdown(drain))
+	}
 	// A measurement that hangs in the kernel can't be ended but by the end of
 	// the process, and must not hold that up.
 	hung := time.NewTimer(observerGrace)
@@ -363,6 +376,9 @@ func (a *agent) status(ctx context.Context) Status {
 	if a.cfg.Snapshotter.Enabled() {
 		s.Snapshotter = snapshotterStatus(ctx, a.cfg.Snapshotter.StatusEndpoint)
 		s.withoutRootsAway()
+	}
+	if a.crio != nil {
+		s.CRIO = a.crio.status(a.observer.disks(), a.observer.Facts())
 	}
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt

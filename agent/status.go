@@ -42,8 +42,10 @@ type Status struct {
 	Problem string `json:"problem,omitempty"`
 	// Snapshotter is about the split snapshotter, nil if none is configured.
 	Snapshotter *SnapshotterStatus `json:"snapshotter,omitempty"`
-	Proxy       proxy.Counters     `json:"proxy"`
-	Memory      MemoryStatus       `json:"memory"`
+	// CRIO is about mode crio, nil in other modes.
+	CRIO   *CRIOStatus    `json:"crio,omitempty"`
+	Proxy  proxy.Counters `json:"proxy"`
+	Memory MemoryStatus   `json:"memory"`
 }
 
 // SnapshotterStatus says in short how the split snapshotter is; its own status
@@ -189,6 +191,9 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 		for _, p := range s.Snapshotter.Problems {
 			out.Printf("! Split snapshotter: %s\n", p)
 		}
+	}
+	if s.CRIO != nil {
+		s.CRIO.writeText(out)
 	}
 
 	out.Printf("\n")

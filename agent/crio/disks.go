@@ -1,0 +1,99 @@
+package crio
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/cleave-cri/cleave/proxy/criocompat"
+)
+
+// Disks is where things lie on the node now.
+type Disks struct {
+	// Known says that the places of images and of containers are known, be it from the configuration alone.
+	Known bool
+	// Images and Containers are where image layers and writable layers are.
+	Images, Containers Disk
+	// NodeDevice is the filesystem of the kubelet's root directory.
+	NodeDevice string
+}
+
+// Disk is one of them.
+type Disk struct {
+	// Mountpoint is the path to name.
+	Mountpoint string `json:"mountpoint"`
+	// Device identifies the filesystem: major and minor number as in the mount table.
+	Device string `json:"device"`
+}
+
+// Split says that images and containers are on different filesystems.
+func (d Disks) Split() bool { return d.Known && d.Images.Device != d.Containers.Device }
+
+// Kubelet is what has to be known of a kubelet before it is told of a split.
+type Kubelet struct {
+	PID int32
+	// StartTicks is when it started, in the kernel's clock ticks since boot (proc_pid_stat(5), starttime). With PID it names the
+	// process within one boot.
+	StartTicks uint64
+	// Version is the kubelet's, such as v1.37.2; empty while unknown.
+	Version string
+	// StatsFromCRI is the feature gate PodAndContainerStatsFromCRI.
+	StatsFromCRI bool
+	// Refused says why a split must not be told to it, for people, with what to do; empty if nothing speaks against it.
+	Refused string
+}
+
+// same says whether two are the same process.
+func (k Kubelet) same(o Kubelet) bool { return k.PID == o.PID && k.StartTicks == o.StartTicks }
+
+// Told is what a kubelet has been told. It holds for that process's life: the kubelet never asks again (KSS-18).
+type Told struct {
+	Kubelet Kubelet `json:"kubelet"`
+	// Split says that two disks were named.
+	Split bool `json:"split"`
+	// Unsplit says why only one was named though there are two; empty otherwise.
+	Unsplit string `json:"unsplit,omitempty"`
+	// Images and Containers are what was named.
+	Images     Disk `json:"images"`
+	Containers Disk `json:"containers"`
+	// Devices are those that were mounted at that moment. The kubelet's cAdvisor reads the mount table then and never again: a
+	// filesystem that comes later is none to it (OBS-8).
+	Devices []string `json:"devices"`
+}
+
+// decide returns what a kubelet is told about the node's disks.
+func decide(k Kubelet, d Disks, mounted []string) Told {
+	t := Told{Kubelet: k, Split: d.Split(), Images: d.Images, Containers: d.Containers, Devices: mounted}
+	switch {
+	case !t.Split:
+	case d.Containers.Device != d.NodeDevice:
+		// With a third disk the kubelet would act on the wrong one (LAY-13).
+		t.Unsplit = "containers are on a disk of their own, apart from the kubelet's root directory and from images; " +
+			"the kubelet can't handle three disks: put containers on the kubelet's disk, or use mode cri"
+	case k.Refused != "":
+		t.Unsplit = k.Refused
+	}
+	if t.Unsplit != "" {
+		t.Split, t.Containers = false, t.Images
+	}
+	return t
+}
+
+// info is the answer for cAdvisor.
+func (t Told) info(driver criocompat.Driver) criocompat.Info {
+	i := criocompat.Info{StorageDriver: "overlay", StorageRoot: t.Containers.Mountpoint, CgroupDriver: driver}
+	if t.Split {
+		i.StorageImage = t.Images.Mountpoint
+	}
+	return i
+}
+
+// pinned returns the disk to name now. A filesystem that the kubelet can't know, because it was mounted after the kubelet had
+// looked, is not named (KSS-19): the old name stays, and the problem says what to do.
+func (t Told) pinned(was, now Disk, what string) (_ Disk, problem string) {
+	if now.Device == was.Device || slices.Contains(t.Devices, now.Device) {
+		return now, ""
+	}
+	return was, fmt.Sprintf("%s are on %s now, which was mounted after the kubelet (pid %d) had started and which it can't measure: "+
+		"it is still told %s: restart the kubelet", what, cmp.Or(now.Mountpoint, now.Device), t.Kubelet.PID, was.Mountpoint)
+}

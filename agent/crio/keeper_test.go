@@ -1,0 +1,202 @@
+package crio
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/proxy/criocompat"
+)
+
+var (
+	diskA  = Disk{Mountpoint: "/var/lib/images", Device: "8:1"}
+	diskB  = Disk{Mountpoint: "/var/lib/containers", Device: "8:2"}
+	diskC  = Disk{Mountpoint: "/mnt/new", Device: "8:3"}
+	split  = Disks{Known: true, Images: diskA, Containers: diskB, NodeDevice: "8:2"}
+	one    = Disks{Known: true, Images: diskB, Containers: diskB, NodeDevice: "8:2"}
+	all    = []string{"8:1", "8:2"}
+	proved = Kubelet{PID: 7, StartTicks: 100, Version: "v1.37.2"}
+)
+
+func TestKSS3_WhatAKubeletIsTold(t *testing.T) {
+	t.Parallel()
+	refused := proved
+	refused.Refused = "it is too old"
+	for _, tc := range []struct {
+		name    string
+		kubelet Kubelet
+		disks   Disks
+		want    criocompat.Info
+		unsplit string
+	}{
+		{"split", proved, split, criocompat.Info{StorageRoot: "/var/lib/containers", StorageImage: "/var/lib/images"}, ""},
+		{"one disk", proved, one, criocompat.Info{StorageRoot: "/var/lib/containers"}, ""},
+		{"images and containers together, apart from the kubelet", proved, Disks{Known: true, Images: diskA, Containers: diskA, NodeDevice: "8:2"},
+			criocompat.Info{StorageRoot: "/var/lib/images"}, ""},
+		{"KSS-2: a kubelet that is not proved", refused, split, criocompat.Info{StorageRoot: "/var/lib/images"}, "too old"},
+		{"LAY-13: three disks", proved, Disks{Known: true, Images: diskA, Containers: diskC, NodeDevice: "8:2"},
+			criocompat.Info{StorageRoot: "/var/lib/images"}, "three disks"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			told := decide(tc.kubelet, tc.disks, all)
+			tc.want.StorageDriver, tc.want.CgroupDriver = "overlay", "cgroupfs"
+			if diff := cmp.Diff(tc.want, told.info("cgroupfs")); diff != "" {
+				t.Error(diff)
+			}
+			if (told.Unsplit != "") != (tc.unsplit != "") || !strings.Contains(told.Unsplit, tc.unsplit) {
+				t.Errorf("said %q, want %q", told.Unsplit, tc.unsplit)
+			}
+		})
+	}
+}
+
+// keeperOf returns a keeper over values that the test may change.
+func keeperOf(t *testing.T, path string, now *Disks, mounted *[]string, running *[]Kubelet) *Keeper {
+	t.Helper()
+	return NewKeeper(path, Sources{
+		Kubelet: func(_ context.Context, pid int32) (Kubelet, error) {
+			for _, k := range *running {
+				if k.PID == pid {
+					return k, nil
+				}
+			}
+			return Kubelet{}, errors.New("no kubelet")
+		},
+		Running: func(context.Context) ([]Kubelet, error) { return *running, nil },
+		Disks:   func() Disks { return *now },
+		Driver:  func(context.Context) (criocompat.Driver, error) { return "cgroupfs", nil },
+		Mounted: func() ([]string, error) { return *mounted, nil },
+	}, zap.NewNop())
+}
+
+// A disk that was mounted later is none to the kubelet: naming it fails the whole summary.
+func TestKSS19_AYoungerFilesystemIsNotNamed(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := split, all, []Kubelet{proved}
+	path := filepath.Join(t.TempDir(), "told.json")
+	k := keeperOf(t, path, &now, &mounted, &running)
+	if _, err := k.Info(t.Context(), proved.PID); err != nil {
+		t.Fatal(err)
+	}
+	now.Images, mounted = diskC, []string{"8:1", "8:2", "8:3"}
+	for _, who := range []struct {
+		name   string
+		keeper *Keeper
+	}{{"the same cleave", k}, {"a cleave started anew", keeperOf(t, path, &now, &mounted, &running)}} {
+		images, containers, problems := who.keeper.Named(now)
+		if images != diskA || containers != diskB {
+			t.Errorf("%s names %v and %v, want what the kubelet was told", who.name, images, containers)
+		}
+		if len(problems) != 1 || !strings.Contains(problems[0], "restart the kubelet") {
+			t.Errorf("%s says %q", who.name, problems)
+		}
+	}
+	// A kubelet started now knows it.
+	running = []Kubelet{{PID: 8, StartTicks: 200}}
+	if _, err := k.Info(t.Context(), 8); err != nil {
+		t.Fatal(err)
+	}
+	if images, _, problems := k.Named(now); images != diskC || len(problems) != 0 {
+		t.Errorf("named %v with %q to the new kubelet", images, problems)
+	}
+}
+
+// What is told to an unproved kubelet in /info, ImageFsInfo must not contradict.
+func TestKSS2_OneDiskToldIsOneDiskNamed(t *testing.T) {
+	t.Parallel()
+	old := proved
+	old.Refused = "kubelet v1.31.0 is too old"
+	now, mounted, running := split, all, []Kubelet{old}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	if _, err := k.Info(t.Context(), old.PID); err != nil {
+		t.Fatal(err)
+	}
+	if images, containers, _ := k.Named(now); images != diskA || containers != diskA {
+		t.Errorf("named %v and %v", images, containers)
+	}
+	k.look(t.Context(), time.Now())
+	if p := k.Status().Problems; len(p) != 1 || !strings.Contains(p[0], "too old") {
+		t.Errorf("the status says %q", p)
+	}
+}
+
+func TestKSS18_AKubeletThatDidNotAskIsTold(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := split, all, []Kubelet{proved}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	began := time.Now()
+	k.look(t.Context(), began)
+	if p := k.Status().Problems; p != nil {
+		t.Errorf("at once: %q", p)
+	}
+	k.look(t.Context(), began.Add(askGrace))
+	if p := k.Status().Problems; len(p) != 1 || !strings.Contains(p[0], "restarted") {
+		t.Errorf("after its grace: %q", p)
+	}
+	if _, err := k.Info(t.Context(), proved.PID); err != nil {
+		t.Fatal(err)
+	}
+	k.look(t.Context(), began.Add(2*askGrace))
+	if p := k.Status().Problems; p != nil {
+		t.Errorf("after it asked: %q", p)
+	}
+	// The next one with the same number is another.
+	running = []Kubelet{{PID: proved.PID, StartTicks: 999}}
+	k.look(t.Context(), began.Add(3*askGrace))
+	k.look(t.Context(), began.Add(4*askGrace))
+	if p := k.Status().Problems; len(p) != 1 {
+		t.Errorf("its successor: %q", p)
+	}
+}
+
+// Somebody who looks at /info by hand changes nothing for the kubelet.
+func TestAskingByHandChangesNothing(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := split, all, []Kubelet{proved}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	if _, err := k.Info(t.Context(), proved.PID); err != nil {
+		t.Fatal(err)
+	}
+	info, err := k.Info(t.Context(), 4711)
+	if err != nil || info.Split() {
+		t.Errorf("a stranger gets %+v, %v", info, err)
+	}
+	if told := k.Status().Told; told == nil || !told.Split || told.Kubelet.PID != proved.PID {
+		t.Errorf("told is %+v", told)
+	}
+}
+
+func TestNothingKnownIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := Disks{}, all, []Kubelet{proved}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if info, err := k.Info(ctx, proved.PID); err == nil {
+		t.Errorf("answered %+v", info)
+	}
+}
+
+func TestRecordThatIsNoneIsTold(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"empty": "", "garbage": "{{", "a later version": `{"version": 9}`} {
+		path := filepath.Join(t.TempDir(), "told.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if told, err := readTold(path); err == nil || told != nil {
+			t.Errorf("%s: %+v, %v", name, told, err)
+		}
+	}
+	if told, err := readTold(filepath.Join(t.TempDir(), "none")); err != nil || told != nil {
+		t.Errorf("no file: %+v, %v", told, err)
+	}
+}

@@ -1,0 +1,269 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/cleave-cri/cleave/agent/crio"
+	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy"
+	"github.com/cleave-cri/cleave/proxy/criocompat"
+	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
+	"github.com/cleave-cri/cleave/proxy/criocompat/podlabel"
+	"github.com/cleave-cri/cleave/proxy/diskstats"
+	"github.com/cleave-cri/cleave/snapshot"
+)
+
+// crioMode is what mode crio has besides the rest: the look-alike of CRI-O, what the kubelet was told, and the plugin that names
+// containers' cgroups.
+type crioMode struct {
+	endpoint *criocompat.Server
+	keeper   *crio.Keeper
+	plugin   *nriplugin.Plugin
+}
+
+// openCRIO makes the parts of mode crio. It starts nothing but the endpoint, which gets its connections from the proxy.
+func (a *agent) openCRIO() *crioMode {
+	// The folder is empty after a boot, as is what a kubelet keeps in mind.
+	runtimeDir := filepath.Dir(a.cfg.Control.Endpoint.Path())
+	store := snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace)
+	registry := crio.NewRegistry(runtimeapi.NewRuntimeServiceClient(a.upstream), rootsOf(store))
+	m := &crioMode{
+		keeper: crio.NewKeeper(filepath.Join(runtimeDir, "kubelet-told.json"), crio.Sources{
+			Kubelet: a.kubeletOf,
+			Running: a.kubelets,
+			Disks:   a.observer.disks,
+			Driver:  cgroupDriver(a.upstream),
+			Mounted: crio.Mounted,
+		}, a.log.Named("crio")),
+		plugin: nriplugin.New(nriplugin.Config{
+			Socket: a.cfg.CRIO.NRIEndpoint.Path(), Created: registry.Created, Log: a.log.Named("nri"),
+		}),
+	}
+	m.endpoint = criocompat.New(criocompat.Config{Informer: m.keeper, Registry: registry, Log: a.log.Named("crio")})
+	return m
+}
+
+// disks says where things lie by the newest picture.
+func (o *observer) disks() crio.Disks {
+	p := o.newest.Load()
+	at := func(role fsstats.Role) (crio.Disk, bool) {
+		place, ok := p.layout.Get(role)
+		return crio.Disk{Mountpoint: place.Reported, Device: place.Filesystem.Device.String()}, ok
+	}
+	images, okImages := at(fsstats.ImageFS)
+	containers, okContainers := at(fsstats.ContainerFS)
+	node, okNode := at(fsstats.NodeFS)
+	return crio.Disks{
+		Known:  okImages && okContainers && okNode && !p.facts.Images.Guessed && !p.facts.Containers.Guessed,
+		Images: images, Containers: containers, NodeDevice: node.Device,
+	}
+}
+
+// rootsOf finds the folder in which "diff" is a container's writable layer.
+func rootsOf(store *snapshot.Store) crio.RootFunc {
+	return func(ctx context.Context, containerID string) (string, error) {
+		folders, err := store.ContainerFolders(ctx, containerID)
+		if errors.Is(err, snapshot.ErrGone) {
+			return "", criocompat.ErrUnknown
+		}
+		if err != nil {
+			return "", err
+		}
+		// The split snapshotter names it so (KSS-10).
+		if filepath.Base(folders.Upper) == "diff" {
+			return filepath.Dir(folders.Upper), nil
+		}
+		return "", fmt.Errorf("the writable layer of container %s is %q", containerID, folders.Upper)
+	}
+}
+
+// kubeletOf reads who a process is that asks for the node's disks.
+func (a *agent) kubeletOf(_ context.Context, pid int32) (crio.Kubelet, error) {
+	settings, err := kubelet.Reader{}.Read(int(pid))
+	if err != nil {
+		return crio.Kubelet{}, err
+	}
+	return crioKubelet(settings), nil
+}
+
+// kubelets lists the kubelets whose runtime is this cleave.
+func (a *agent) kubelets(ctx context.Context) ([]crio.Kubelet, error) {
+	reader := kubelet.Reader{}
+	pids, err := reader.Named(ctx, "kubelet")
+	if err != nil {
+		return nil, err
+	}
+	var ours []crio.Kubelet
+	for _, pid := range pids {
+		settings, err := reader.Read(pid)
+		if err == nil && slices.Contains(sameSocket(a.cfg.Listen.Endpoint.Path()), kubelet.SocketPath(settings.RuntimeEndpoint.Value)) {
+			ours = append(ours, crioKubelet(settings))
+		}
+	}
+	return ours, nil
+}
+
+// sameSocket are the usual names of a socket: /var/run is a link to /run.
+func sameSocket(path string) []string {
+	short := strings.TrimPrefix(path, "/var")
+	return []string{short, "/var" + short}
+}
+
+// gateStatsFromCRI is the feature gate with which the kubelet takes its figures from the CRI in spite of CRI-O's socket.
+const gateStatsFromCRI = "PodAndContainerStatsFromCRI"
+
+// crioKubelet says what may be told to a kubelet with these settings.
+func crioKubelet(s kubelet.Settings) crio.Kubelet {
+	k := crio.Kubelet{PID: int32(s.PID), StartTicks: s.StartTicks, Version: s.Version.Text} //nolint:gosec // the kernel's numbers end at 2^22
+	k.StatsFromCRI, _ = s.Gate(gateStatsFromCRI)
+	k.Refused = refusal(s.Version, k.StatsFromCRI)
+	return k
+}
+
+// refusal says why no split may be reported to a kubelet, empty if it may. docs/compatibility.md is the proof for the versions.
+func refusal(v kubelet.Version, statsFromCRI bool) string {
+	switch {
+	case statsFromCRI:
+		return "its feature gate " + gateStatsFromCRI + " is on, with which it measures as if there were one disk: switch the gate off, or use mode cri"
+	case !v.Known():
+		return "its version is not known, and an old one would act on the wrong disk: use mode cri"
+	case !slices.Contains(provedMinors, [2]int{v.Major, v.Minor}):
+		return fmt.Sprintf("its version %s is none that this cleave is proved with (v1.34 to v1.37): use mode cri, or another version", v)
+	}
+	return ""
+}
+
+// provedMinors are the kubelets that docs/compatibility.md shows to handle a split.
+var provedMinors = [][2]int{{1, 34}, {1, 35}, {1, 36}, {1, 37}}
+
+// cgroupDriver asks the runtime how it makes cgroups, until it has said so once.
+func cgroupDriver(conn grpc.ClientConnInterface) func(context.Context) (criocompat.Driver, error) {
+	var known atomic.Pointer[criocompat.Driver]
+	return func(ctx context.Context) (criocompat.Driver, error) {
+		if d := known.Load(); d != nil {
+			return *d, nil
+		}
+		ctx, cancel := context.WithTimeout(ctx, askTimeout)
+		defer cancel()
+		answer, err := runtimeapi.NewRuntimeServiceClient(conn).RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}, grpc.WaitForReady(true))
+		if err != nil {
+			return "", err
+		}
+		driver := criocompat.Cgroupfs
+		if answer.GetLinux().GetCgroupDriver() == runtimeapi.CgroupDriver_SYSTEMD {
+			driver = criocompat.Systemd
+		}
+		known.Store(&driver)
+		return driver, nil
+	}
+}
+
+// told are the facts for a kubelet in mode crio: the disks under the names that it can measure.
+type told struct {
+	observer *observer
+	keeper   *crio.Keeper
+}
+
+var _ diskstats.Source = told{}
+
+// Facts implements [diskstats.Source].
+func (t told) Facts() *diskstats.Facts {
+	facts, now := t.observer.Facts(), t.observer.disks()
+	if !now.Known {
+		return facts
+	}
+	images, containers, _ := t.keeper.Named(now)
+	if facts.Images.Mountpoint == images.Mountpoint && facts.Containers.Mountpoint == containers.Mountpoint {
+		return facts
+	}
+	changed := *facts
+	if containers.Device == images.Device {
+		changed.Containers = changed.Images
+	}
+	changed.Images.Mountpoint, changed.Images.Device = images.Mountpoint, images.Device
+	changed.Containers.Mountpoint, changed.Containers.Device = containers.Mountpoint, containers.Device
+	return &changed
+}
+
+// Wanted implements [diskstats.Source].
+func (t told) Wanted() { t.observer.Wanted() }
+
+// configure gives the proxy what mode crio has besides.
+func (m *crioMode) configure(c *proxy.Config) {
+	c.Admit = m.endpoint.Admit
+	c.Requests = map[string]proxy.RequestFunc{}
+	for method, fn := range podlabel.Requests() {
+		c.Requests[method] = fn
+	}
+	for method, fn := range podlabel.Answers() {
+		if before := c.Interceptors[method]; before != nil {
+			fn = proxy.Chain(before, fn)
+		}
+		c.Interceptors[method] = fn
+	}
+	// Without the plugin a container would never be measured by the kubelet (KSS-6).
+	c.Gates = map[string]proxy.GateFunc{runtimeapi.RuntimeService_CreateContainer_FullMethodName: m.plugin.Wait}
+}
+
+// CRIOStatus is how mode crio is: what the kubelet was told, and whether it measures containers.
+type CRIOStatus struct {
+	Kubelet  crio.Status       `json:"kubelet"`
+	Endpoint criocompat.Status `json:"endpoint"`
+	Plugin   nriplugin.Status  `json:"plugin"`
+	// Unmeasured are the containers that the kubelet can't measure until they are created anew.
+	Unmeasured []nriplugin.Container `json:"unmeasured,omitempty"`
+	// Problems are all that keeps the kubelet from seeing the disks as they are, each with what to do.
+	Problems []string `json:"problems,omitempty"`
+}
+
+func (m *crioMode) status(now crio.Disks, facts *diskstats.Facts) *CRIOStatus {
+	_, _, younger := m.keeper.Named(now)
+	s := &CRIOStatus{
+		Kubelet: m.keeper.Status(), Endpoint: m.endpoint.Status(), Plugin: m.plugin.Status(),
+		Unmeasured: m.plugin.Unmeasured(func(id string) bool { _, ok := facts.Layers[id]; return ok }),
+	}
+	s.Problems = append(slices.Clone(s.Kubelet.Problems), younger...)
+	if !s.Plugin.Registered {
+		s.Problems = append(s.Problems, "containerd does not ask cleave's NRI plugin, so no container can be created: "+s.Plugin.Reason)
+	}
+	return s
+}
+
+// unmeasuredShown is how many containers are named one by one on a page.
+const unmeasuredShown = 5
+
+func (s *CRIOStatus) writeText(out *page.Writer) {
+	switch t := s.Kubelet.Told; {
+	case t == nil:
+		out.Printf("No kubelet has asked for the disks yet.\n")
+	case t.Split:
+		out.Printf("The kubelet (pid %d, %s) was told of two disks: images on %s, containers on %s.\n",
+			t.Kubelet.PID, cmp.Or(t.Kubelet.Version, "unknown version"), t.Images.Mountpoint, t.Containers.Mountpoint)
+	default:
+		out.Printf("The kubelet (pid %d, %s) was told of one disk: %s.\n", t.Kubelet.PID, cmp.Or(t.Kubelet.Version, "unknown version"), t.Images.Mountpoint)
+	}
+	for _, p := range s.Problems {
+		out.Printf("! Kubelet: %s\n", p)
+	}
+	if n := len(s.Unmeasured); n > 0 {
+		out.Printf("! %d containers are not measured by the kubelet until they are created anew:\n", n)
+		for _, c := range s.Unmeasured[:min(n, unmeasuredShown)] {
+			out.Printf("    %s of pod %s/%s\n", c.Name, c.Namespace, c.Pod)
+		}
+		if n > unmeasuredShown {
+			out.Printf("    and %d more (--output json has all)\n", n-unmeasuredShown)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-cri/cleave/agent/crio"
+	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
+)
+
+func TestKSS2_ToWhichKubeletsASplitIsReported(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name    string
+		version kubelet.Version
+		gate    bool
+		want    string // a part of the reason; empty means that it is reported
+	}{
+		{"proved", kubelet.Version{Major: 1, Minor: 37, Patch: 2, Text: "v1.37.2"}, false, ""},
+		{"the oldest that is proved", kubelet.Version{Major: 1, Minor: 34, Text: "v1.34.0"}, false, ""},
+		{"a distribution's", kubelet.Version{Major: 1, Minor: 36, Text: "v1.36.1-gke.7"}, false, ""},
+		{"too old", kubelet.Version{Major: 1, Minor: 31, Text: "v1.31.9"}, false, "v1.31.9"},
+		{"not tried yet", kubelet.Version{Major: 1, Minor: 38, Text: "v1.38.0"}, false, "v1.38.0"},
+		{"unknown", kubelet.Version{}, false, "not known"},
+		{"KSS-18: with the gate", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, true, gateStatsFromCRI},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			got := refusal(tc.version, tc.gate)
+			if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
+				t.Errorf("refused because %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestCRIOStatusText(t *testing.T) {
+	t.Parallel()
+	s := &CRIOStatus{
+		Kubelet: crio.Status{Told: &crio.Told{
+			Kubelet: crio.Kubelet{PID: 7, Version: "v1.37.2"}, Split: true,
+			Images: crio.Disk{Mountpoint: "/images"}, Containers: crio.Disk{Mountpoint: "/containers"},
+		}},
+		Problems:   []string{"it is so: do that"},
+		Unmeasured: []nriplugin.Container{{Name: "c", Pod: "p", Namespace: "n"}},
+	}
+	var b strings.Builder
+	s.writeText(page.NewWriter(&b))
+	want := `The kubelet (pid 7, v1.37.2) was told of two disks: images on /images, containers on /containers.
+! Kubelet: it is so: do that
+! 1 containers are not measured by the kubelet until they are created anew:
+    c of pod n/p
+`
+	if diff := cmp.Diff(want, b.String()); diff != "" {
+		t.Error(diff)
+	}
+}
