@@ -90,7 +90,7 @@ func start(t *testing.T, o options) *cluster {
 	}
 	disk := c.node.Disks[diskContainers].Path()
 	c.kubelet, err = kube.NewKubelet(c.plane, kube.KubeletOptions{
-		Binary: paths[2], Dir: at("kubelet"), Env: run.Env(), Endpoint: endpoint, Cgroup: run.Cgroup(), Settings: o.settings,
+		Binary: paths[2], Dir: at("kubelet"), Env: run.Env(), Endpoint: endpoint, Containerd: c.node.Runtime.Socket(), Cgroup: run.Cgroup(), Settings: o.settings,
 		RootDir: filepath.Join(disk, "kubelet"), PodLogsDir: filepath.Join(disk, "pods"),
 	})
 	if err != nil {

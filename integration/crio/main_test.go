@@ -60,7 +60,7 @@ func run(m *testing.M) int {
 // eventually waits until try succeeds.
 func eventually(ctx context.Context, t *testing.T, what string, try func() error) {
 	t.Helper()
-	tick := time.NewTicker(100 * time.Millisecond)
+	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := try()

@@ -32,6 +32,9 @@ type KubeletOptions struct {
 	RootDir, PodLogsDir string
 	// Endpoint is containerRuntimeEndpoint. Required.
 	Endpoint string
+	// Containerd is the path of containerd's own socket. The kubelet's cAdvisor asks it about sandboxes, at a path that no setting
+	// changes; a link is made there. Required.
+	Containerd string
 	// Cgroup is a cgroup for all pods, without leading slash, made below the root of each hierarchy. Required: a second kubelet
 	// on the root ends the pods of the first (TH-6).
 	Cgroup string
@@ -69,6 +72,9 @@ func NewKubelet(plane *ControlPlane, o KubeletOptions) (*Kubelet, error) {
 		}
 	}
 	if err := makeCgroups(o.Cgroup); err != nil {
+		return nil, err
+	}
+	if err := linkContainerd(o.Containerd); err != nil {
 		return nil, err
 	}
 	ports, err := freePorts(3)
@@ -110,6 +116,18 @@ func NewKubelet(plane *ControlPlane, o KubeletOptions) (*Kubelet, error) {
 		plane:   plane,
 		port:    portOf(settings["readOnlyPort"], ports[1]),
 	}, nil
+}
+
+// linkContainerd puts a link to containerd's socket where cAdvisor looks for it. /run is the lab's own (see lab/enclave).
+func linkContainerd(socket string) error {
+	const path = "/run/containerd/containerd.sock"
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("link containerd's socket: %w", err)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("link containerd's socket: %w", err)
+	}
+	return os.Symlink(socket, path)
 }
 
 func portOf(value any, otherwise int) int {
