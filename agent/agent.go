@@ -111,7 +111,11 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 			return err
 		}
 	}
-	a.proxy, err = proxy.New(a.proxyConfig())
+	wanted, err := a.proxyConfig()
+	if err != nil {
+		return err
+	}
+	a.proxy, err = proxy.New(wanted)
 	if err != nil {
 		return err
 	}
@@ -153,7 +157,7 @@ func (a *agent) openState(inherited *handover.Inheritance) error {
 }
 
 // proxyConfig makes the observer, and in mode crio what that has besides, and returns how the proxy shall be.
-func (a *agent) proxyConfig() proxy.Config {
+func (a *agent) proxyConfig() (proxy.Config, error) {
 	c := proxy.Config{
 		Upstream:     a.cfg.Runtime.Endpoint.Path(),
 		Interceptors: map[string]proxy.AnswerFunc{},
@@ -161,7 +165,7 @@ func (a *agent) proxyConfig() proxy.Config {
 		Log:          a.log.Named("proxy"),
 	}
 	if a.opt.Passthrough {
-		return c
+		return c, nil
 	}
 	a.observer = newObserver(a.cfg, observed{
 		store:       snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace),
@@ -173,9 +177,15 @@ func (a *agent) proxyConfig() proxy.Config {
 	var facts diskstats.Source = a.observer
 	switch a.cfg.Mode {
 	case config.ModeObserve:
-		return c
+		return c, nil
 	case config.ModeCRIO:
-		a.crio = a.openCRIO()
+		if reason := threeDisks(a.observer.newest.Load().layout); reason != "" {
+			return c, fmt.Errorf("serve in mode crio: %s: %s", reason, threeDisksRemedy)
+		}
+		var err error
+		if a.crio, err = a.openCRIO(); err != nil {
+			return c, err
+		}
 		facts = told{observer: a.observer, keeper: a.crio.keeper}
 	case config.ModeCRI:
 	}
@@ -185,7 +195,7 @@ func (a *agent) proxyConfig() proxy.Config {
 	if a.crio != nil {
 		a.crio.configure(&c)
 	}
-	return c
+	return c, nil
 }
 
 // serve answers calls until it is time to end, and then drains.
@@ -203,8 +213,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		close(observed)
 	}
 	if a.crio != nil {
-		parts.Go(func() error { return a.crio.plugin.Run(work) })
-		parts.Go(func() error { a.crio.keeper.Watch(work); return nil })
+		parts.Go(func() error { return a.crio.run(work) })
 	}
 	if a.control != nil {
 		server := controlServer(a.status)
@@ -240,7 +249,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	}
 	err := parts.Wait()
 	if a.crio != nil {
-		err = errors.Join(err, a.crio.endpoint.Shutdown(drain))
+		err = errors.Join(err, a.crio.close(drain))
 	}
 	// A measurement that hangs in the kernel can't be ended but by the end of
 	// the process, and must not hold that up.

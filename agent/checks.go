@@ -15,6 +15,7 @@ import (
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
 )
@@ -53,8 +54,11 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		if split != nil && len(split.Away) > 0 {
 			return judgeAway(split.Away[0])
 		}
-		return checkLayout(ctx, control, o)
+		return checkLayout(ctx, cfg.Mode, control, o)
 	}})
+	if cfg.Mode == config.ModeCRIO {
+		checks = append(checks, nriplugin.CheckEnabled(cfg.CRIO.NRIEndpoint.Path()))
+	}
 	results = append(results, doctor.Run(ctx, checks)...)
 	results = append(results, examineKubelet(ctx, cfg, kubelet.Reader{}, o)...)
 	return results, conn.Close()
@@ -176,7 +180,7 @@ func checkThrough(ctx context.Context, socket string) doctor.Result {
 }
 
 // checkLayout judges how the node's filesystems are shared.
-func checkLayout(ctx context.Context, control string, o *observer) doctor.Result {
+func checkLayout(ctx context.Context, mode config.Mode, control string, o *observer) doctor.Result {
 	layout, problem, err := layoutNow(ctx, control, o)
 	switch {
 	case errors.Is(err, errNotSaid):
@@ -185,6 +189,9 @@ func checkLayout(ctx context.Context, control string, o *observer) doctor.Result
 		return doctor.Failed(err.Error(), "correct the paths under filesystems in the configuration")
 	case err != nil:
 		return doctor.Failed(err.Error(), "look at the log of `cleave serve`")
+	}
+	if reason := threeDisks(layout); reason != "" && mode == config.ModeCRIO {
+		return doctor.Failed("mode crio can't work here: "+reason, threeDisksRemedy)
 	}
 	return judgeLayout(layout, problem)
 }

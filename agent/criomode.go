@@ -9,12 +9,16 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/crio"
 	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/agent/rootbind"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy"
@@ -22,6 +26,7 @@ import (
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 	"github.com/cleave-cri/cleave/proxy/criocompat/podlabel"
 	"github.com/cleave-cri/cleave/proxy/diskstats"
+	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
 )
 
@@ -31,15 +36,27 @@ type crioMode struct {
 	endpoint *criocompat.Server
 	keeper   *crio.Keeper
 	plugin   *nriplugin.Plugin
+	roots    *rootbind.Roots
+	store    *snapshot.Store
+	kept     *diskstats.Kept
+	log      *zap.Logger
 }
 
 // openCRIO makes the parts of mode crio. It starts nothing but the endpoint, which gets its connections from the proxy.
-func (a *agent) openCRIO() *crioMode {
+func (a *agent) openCRIO() (*crioMode, error) {
 	// The folder is empty after a boot, as is what a kubelet keeps in mind.
 	runtimeDir := filepath.Dir(a.cfg.Control.Endpoint.Path())
+	if err := unixsock.EnsureFolder(a.cfg.Control.Endpoint.Path()); err != nil {
+		return nil, err
+	}
+	roots, err := rootbind.Open(filepath.Join(runtimeDir, "roots"))
+	if err != nil {
+		return nil, err
+	}
 	store := snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace)
-	registry := crio.NewRegistry(runtimeapi.NewRuntimeServiceClient(a.upstream), rootsOf(store))
+	registry := crio.NewRegistry(runtimeapi.NewRuntimeServiceClient(a.upstream), rootsOf(store, roots))
 	m := &crioMode{
+		roots: roots, store: store, log: a.log.Named("crio"),
 		keeper: crio.NewKeeper(filepath.Join(runtimeDir, "kubelet-told.json"), crio.Sources{
 			Kubelet: a.kubeletOf,
 			Running: a.kubelets,
@@ -51,8 +68,55 @@ func (a *agent) openCRIO() *crioMode {
 			Socket: a.cfg.CRIO.NRIEndpoint.Path(), Created: registry.Created, Log: a.log.Named("nri"),
 		}),
 	}
-	m.endpoint = criocompat.New(criocompat.Config{Informer: m.keeper, Registry: registry, Log: a.log.Named("crio")})
-	return m
+	m.endpoint = criocompat.New(criocompat.Config{Informer: m.keeper, Registry: registry, Log: m.log})
+	m.kept = diskstats.Keep(told{observer: a.observer, keeper: m.keeper}, diskstats.KeptOptions{})
+	return m, nil
+}
+
+// run keeps what mode crio has besides going until ctx ends.
+func (m *crioMode) run(ctx context.Context) error {
+	parts, ctx := errgroup.WithContext(ctx)
+	parts.Go(func() error { return m.plugin.Run(ctx) })
+	parts.Go(func() error { m.keeper.Watch(ctx); return nil })
+	parts.Go(func() error { m.tidyRoots(ctx); return nil })
+	return parts.Wait()
+}
+
+// close ends the endpoint, once the proxy gives it no more connections, and lets go of the containers' roots; they stay.
+func (m *crioMode) close(ctx context.Context) error {
+	return errors.Join(m.endpoint.Shutdown(ctx), m.roots.Close())
+}
+
+// tidyPeriod is how often the roots of containers that are gone are taken away.
+const tidyPeriod = 30 * time.Second
+
+// tidyRoots takes away the roots of containers that containerd says are gone, now and then until ctx ends.
+func (m *crioMode) tidyRoots(ctx context.Context) {
+	tick := time.NewTicker(tidyPeriod)
+	defer tick.Stop()
+	failing := ""
+	for {
+		removed, err := m.roots.Tidy(func(id string) bool {
+			_, err := m.store.ContainerFolders(ctx, id)
+			return !errors.Is(err, snapshot.ErrGone) // whatever else it is, it may be there
+		})
+		if len(removed) > 0 {
+			m.log.Info("roots of containers that are gone were taken away", zap.Strings("container_ids", removed))
+		}
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != failing && text != "" {
+			m.log.Warn("a container's root can't be taken away", zap.Error(err))
+		}
+		failing = text
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // disks says where things lie by the newest picture.
@@ -71,8 +135,8 @@ func (o *observer) disks() crio.Disks {
 	}
 }
 
-// rootsOf finds the folder in which "diff" is a container's writable layer.
-func rootsOf(store *snapshot.Store) crio.RootFunc {
+// rootsOf finds the folder in which "diff" is a container's writable layer, or makes it.
+func rootsOf(store *snapshot.Store, roots *rootbind.Roots) crio.RootFunc {
 	return func(ctx context.Context, containerID string) (string, error) {
 		folders, err := store.ContainerFolders(ctx, containerID)
 		if errors.Is(err, snapshot.ErrGone) {
@@ -85,7 +149,10 @@ func rootsOf(store *snapshot.Store) crio.RootFunc {
 		if filepath.Base(folders.Upper) == "diff" {
 			return filepath.Dir(folders.Upper), nil
 		}
-		return "", fmt.Errorf("the writable layer of container %s is %q", containerID, folders.Upper)
+		if folders.Upper == "" {
+			return "", fmt.Errorf("the snapshotter does not say in which folder the writable layer of container %s is", containerID)
+		}
+		return roots.Bind(containerID, folders.Upper)
 	}
 }
 
@@ -121,13 +188,10 @@ func sameSocket(path string) []string {
 	return []string{short, "/var" + short}
 }
 
-// gateStatsFromCRI is the feature gate with which the kubelet takes its figures from the CRI in spite of CRI-O's socket.
-const gateStatsFromCRI = "PodAndContainerStatsFromCRI"
-
 // crioKubelet says what may be told to a kubelet with these settings.
 func crioKubelet(s kubelet.Settings) crio.Kubelet {
 	k := crio.Kubelet{PID: int32(s.PID), StartTicks: s.StartTicks, Version: s.Version.Text} //nolint:gosec // the kernel's numbers end at 2^22
-	k.StatsFromCRI, _ = s.Gate(gateStatsFromCRI)
+	k.StatsFromCRI, _ = s.Gate(kubelet.GateStatsFromCRI)
 	k.Refused = refusal(s.Version, k.StatsFromCRI)
 	return k
 }
@@ -136,17 +200,14 @@ func crioKubelet(s kubelet.Settings) crio.Kubelet {
 func refusal(v kubelet.Version, statsFromCRI bool) string {
 	switch {
 	case statsFromCRI:
-		return "its feature gate " + gateStatsFromCRI + " is on, with which it measures as if there were one disk: switch the gate off, or use mode cri"
+		return "its feature gate " + kubelet.GateStatsFromCRI + " is on, with which it measures as if there were one disk: switch the gate off, or use mode cri"
 	case !v.Known():
 		return "its version is not known, and an old one would act on the wrong disk: use mode cri"
-	case !slices.Contains(provedMinors, [2]int{v.Major, v.Minor}):
-		return fmt.Sprintf("its version %s is none that this cleave is proved with (v1.34 to v1.37): use mode cri, or another version", v)
+	case !v.ProvedWithCRIO():
+		return fmt.Sprintf("its version %s is none that this cleave is proved with (%s): use mode cri, or another version", v, kubelet.ProvedRange())
 	}
 	return ""
 }
-
-// provedMinors are the kubelets that docs/compatibility.md shows to handle a split.
-var provedMinors = [][2]int{{1, 34}, {1, 35}, {1, 36}, {1, 37}}
 
 // cgroupDriver asks the runtime how it makes cgroups, until it has said so once.
 func cgroupDriver(conn grpc.ClientConnInterface) func(context.Context) (criocompat.Driver, error) {
@@ -169,6 +230,21 @@ func cgroupDriver(conn grpc.ClientConnInterface) func(context.Context) (criocomp
 		return driver, nil
 	}
 }
+
+// threeDisks says why mode crio can't work with a layout, empty if it can: the kubelet would act on the wrong disk (LAY-13).
+func threeDisks(layout fsstats.Layout) string {
+	if layout.Kind() != fsstats.LayoutSeparate {
+		return ""
+	}
+	at := func(role fsstats.Role) string {
+		place, _ := layout.Get(role)
+		return fmt.Sprintf("%s (device %s)", place.Reported, place.Filesystem.Device)
+	}
+	return fmt.Sprintf("images on %s, writable layers on %s and the kubelet's files on %s are on three disks, and a kubelet knows two",
+		at(fsstats.ImageFS), at(fsstats.ContainerFS), at(fsstats.NodeFS))
+}
+
+const threeDisksRemedy = "put writable layers on the disk of the kubelet's root directory, or use mode cri"
 
 // told are the facts for a kubelet in mode crio: the disks under the names that it can measure.
 type told struct {
@@ -203,6 +279,9 @@ func (t told) Wanted() { t.observer.Wanted() }
 // configure gives the proxy what mode crio has besides.
 func (m *crioMode) configure(c *proxy.Config) {
 	c.Admit = m.endpoint.Admit
+	c.Interceptors[runtimeapi.ImageService_ImageFsInfo_FullMethodName] = m.kept.Rewrite
+	c.Fallbacks = map[string]proxy.AnswerFunc{runtimeapi.ImageService_ImageFsInfo_FullMethodName: m.kept.Fallback}
+	c.Interceptors[runtimeapi.RuntimeService_Status_FullMethodName] = m.plugin.RuntimeStatus
 	c.Requests = map[string]proxy.RequestFunc{}
 	for method, fn := range podlabel.Requests() {
 		c.Requests[method] = fn

@@ -9,6 +9,7 @@ import (
 	"github.com/cleave-cri/cleave/agent/crio"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 )
 
@@ -21,12 +22,11 @@ func TestKSS2_ToWhichKubeletsASplitIsReported(t *testing.T) {
 		want    string // a part of the reason; empty means that it is reported
 	}{
 		{"proved", kubelet.Version{Major: 1, Minor: 37, Patch: 2, Text: "v1.37.2"}, false, ""},
-		{"the oldest that is proved", kubelet.Version{Major: 1, Minor: 34, Text: "v1.34.0"}, false, ""},
-		{"a distribution's", kubelet.Version{Major: 1, Minor: 36, Text: "v1.36.1-gke.7"}, false, ""},
+		{"a distribution's", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.1-gke.7"}, false, ""},
 		{"too old", kubelet.Version{Major: 1, Minor: 31, Text: "v1.31.9"}, false, "v1.31.9"},
 		{"not tried yet", kubelet.Version{Major: 1, Minor: 38, Text: "v1.38.0"}, false, "v1.38.0"},
 		{"unknown", kubelet.Version{}, false, "not known"},
-		{"KSS-18: with the gate", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, true, gateStatsFromCRI},
+		{"KSS-18: with the gate", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, true, kubelet.GateStatsFromCRI},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -35,6 +35,24 @@ func TestKSS2_ToWhichKubeletsASplitIsReported(t *testing.T) {
 				t.Errorf("refused because %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+func TestLAY13_ThreeDisksAreRefused(t *testing.T) {
+	t.Parallel()
+	layout := func(node, images, containers uint32) fsstats.Layout {
+		at := func(role fsstats.Role, minor uint32) fsstats.Place {
+			return fsstats.Place{Role: role, Reported: "/" + string(role), Filesystem: fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: minor}}}
+		}
+		return fsstats.Layout{Places: []fsstats.Place{at(fsstats.NodeFS, node), at(fsstats.ImageFS, images), at(fsstats.ContainerFS, containers)}}
+	}
+	for _, fine := range []fsstats.Layout{layout(1, 1, 1), layout(1, 2, 2), layout(1, 2, 1), {}} {
+		if reason := threeDisks(fine); reason != "" {
+			t.Errorf("%s is refused: %s", fine.Kind(), reason)
+		}
+	}
+	if reason := threeDisks(layout(1, 2, 3)); !strings.Contains(reason, "/containerfs (device 8:3)") {
+		t.Errorf("three disks: %q", reason)
 	}
 }
 

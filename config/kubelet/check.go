@@ -20,6 +20,20 @@ const (
 	provedFrom, provedTo = 37, 37
 )
 
+// ProvedWithCRIO says whether mode crio was run with a kubelet of this version, so that it may be told of a split (KSS-2;
+// docs/compatibility.md).
+func (v Version) ProvedWithCRIO() bool {
+	return v.Known() && v.Major == 1 && v.Minor >= provedFrom && v.Minor <= provedTo
+}
+
+// ProvedRange names the versions that mode crio was run with, for people.
+func ProvedRange() string {
+	if provedFrom == provedTo {
+		return fmt.Sprintf("v1.%d", provedTo)
+	}
+	return fmt.Sprintf("v1.%d to v1.%d", provedFrom, provedTo)
+}
+
 // crioSuffix is what the kubelet looks for in the endpoint (KSS-1).
 const crioSuffix = "run/crio/crio.sock"
 
@@ -110,8 +124,8 @@ func ModeCRIO(s Settings, f Facts) doctor.Result {
 		no("", "the kubelet's version can't be read from its program")
 	case !s.Version.AtLeast(1, firstSplit):
 		no("upgrade the kubelet", "kubelet %s is older than 1.%d (KSS-2)", s.Version, firstSplit)
-	case s.Version.Major != 1 || s.Version.Minor < provedFrom || s.Version.Minor > provedTo:
-		no("use a kubelet that the mode was run with", "the mode was not run with kubelet %s, only with 1.%d", s.Version, provedTo)
+	case !s.Version.ProvedWithCRIO():
+		no("use a kubelet that the mode was run with", "the mode was not run with kubelet %s, only with %s", s.Version, ProvedRange())
 	}
 	fromCRI, known := s.Gate(GateStatsFromCRI)
 	switch {

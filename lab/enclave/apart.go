@@ -7,8 +7,11 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,9 +89,28 @@ func furnish() error {
 	if err := addAddress("lo:1", Address); err != nil {
 		return fmt.Errorf("give the own network the address %s: %w", Address, err)
 	}
+	if err := leaveLoops(); err != nil {
+		return err
+	}
 	for _, dir := range aside {
 		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 			return fmt.Errorf("get an empty %s: %w", dir, &os.PathError{Op: "mount", Path: dir, Err: err})
+		}
+	}
+	return nil
+}
+
+// leaveLoops takes copies of others' mounts of loop devices away: they would keep the devices of other runs busy after those have
+// unmounted them. What these processes see of a lab is their own.
+func leaveLoops() error {
+	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(i.Source, "/dev/loop"), false })
+	if err != nil {
+		return fmt.Errorf("list the mounts that came along: %w", err)
+	}
+	for _, m := range slices.Backward(mounts) {
+		// One below another that was detached is gone with it.
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("leave a mount that came along: %w", &os.PathError{Op: "unmount", Path: m.Mountpoint, Err: err})
 		}
 	}
 	return nil
