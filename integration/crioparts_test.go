@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,6 +18,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/rootbind"
@@ -25,6 +29,7 @@ import (
 	"github.com/cleave-cri/cleave/lab/pod"
 	"github.com/cleave-cri/cleave/proxy"
 	"github.com/cleave-cri/cleave/proxy/criocompat"
+	"github.com/cleave-cri/cleave/proxy/criocompat/containers"
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 	"github.com/cleave-cri/cleave/proxy/criocompat/podlabel"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
@@ -38,9 +43,20 @@ type crioParts struct {
 	through     *pod.Client
 }
 
-func newCrioParts(t *testing.T, n *node.Node) *crioParts {
+// uppers are roots as the integration test needs them: the folder above the layer.
+type uppers struct{ n *node.Node }
+
+func (u uppers) Root(_ context.Context, id string) (string, error) {
+	upper, err := u.n.Runtime.UpperOf(id)
+	return filepath.Dir(upper), err
+}
+
+func newCrioParts(t *testing.T, n *node.Node, direct *pod.Client) *crioParts {
 	t.Helper()
-	p := &crioParts{plugin: nriplugin.New(nriplugin.Config{Socket: filepath.Join(n.Runtime.Dir(), "nri.sock")})}
+	known := containers.New(direct.Runtime, uppers{n})
+	p := &crioParts{plugin: nriplugin.New(nriplugin.Config{
+		Socket: filepath.Join(n.Runtime.Dir(), "nri.sock"), Created: known.Created,
+	})}
 	answers := map[string]proxy.AnswerFunc{runtimeapi.RuntimeService_Status_FullMethodName: p.plugin.RuntimeStatus}
 	for method, fn := range podlabel.Answers() {
 		answers[method] = fn
@@ -49,7 +65,7 @@ func newCrioParts(t *testing.T, n *node.Node) *crioParts {
 	for method, fn := range podlabel.Requests() {
 		requests[method] = fn
 	}
-	small := criocompat.New(criocompat.Config{})
+	small := criocompat.New(criocompat.Config{Registry: known})
 	server, err := proxy.New(proxy.Config{
 		Upstream: n.Runtime.Socket(), Interceptors: answers, Requests: requests, Admit: small.Admit,
 		Gates: map[string]proxy.GateFunc{runtimeapi.RuntimeService_CreateContainer_FullMethodName: p.plugin.Wait},
@@ -161,7 +177,7 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	parts := newCrioParts(t, n)
+	parts := newCrioParts(t, n, direct)
 	parts.wait(ctx, t)
 	if list := parts.plugin.Unmeasured(func(string) bool { return true }); len(list) != 1 || list[0].ID != old || list[0].Pod != "before" {
 		t.Errorf("unmeasured are %v, want the container from before, %s", list, old)
@@ -177,7 +193,9 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := after.Start(ctx, sleeper)
+	labelled := sleeper
+	labelled.Labels = map[string]string{podlabel.Label: "app"}
+	id, err := after.Start(ctx, labelled)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,20 +214,41 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 		}
 	})
 
+	t.Run("container asked for by cAdvisor", func(t *testing.T) {
+		got := askAsCAdvisor(ctx, t, filepath.Join(run.Dir(), "crio.sock"), "/containers/"+criocompat.Alias(id))
+		var c criocompat.Container
+		if err := json.Unmarshal(got, &c); err != nil {
+			t.Fatalf("%s: %v", got, err)
+		}
+		upper, err := n.Runtime.UpperOf(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := fmt.Sprintf("/proc/%d/cgroup", c.PID)
+		if cgroups, err := os.ReadFile(own); err != nil || !strings.Contains(string(cgroups), criocompat.Alias(id)) {
+			t.Errorf("process %d is not the container's: %s, %v", c.PID, cgroups, err)
+		}
+		if c.Name != id || c.Root != filepath.Dir(upper) || c.Image != node.BusyboxImage || c.CreatedTime == 0 ||
+			!maps.Equal(c.Labels, labelled.Labels) {
+			t.Errorf("%+v", c)
+		}
+	})
+
 	t.Run("label", func(t *testing.T) {
 		request := &runtimeapi.PodSandboxStatusRequest{PodSandboxId: after.ID, Verbose: true}
 		kept, err := direct.Runtime.PodSandboxStatus(ctx, request)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if kept.GetStatus().GetLabels()[podlabel.Label] != podlabel.Value || !strings.Contains(kept.GetInfo()["info"], `"`+podlabel.Label+`":"POD"`) {
+		if kept.GetStatus().GetLabels()[podlabel.Label] != podlabel.Value || !shows(&runtimeapi.PodSandboxStatusResponse{Info: kept.GetInfo()}) ||
+			!shows(&runtimeapi.PodSandboxStatusResponse{Status: kept.GetStatus()}) {
 			t.Errorf("containerd does not keep the label: %v", kept)
 		}
 		shown, err := parts.through.Runtime.PodSandboxStatus(ctx, request)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !maps.Equal(shown.GetStatus().GetLabels(), spec.Labels) || strings.Contains(shown.String(), podlabel.Label) {
+		if !maps.Equal(shown.GetStatus().GetLabels(), spec.Labels) || shows(shown) {
 			t.Errorf("the label is shown: %v", shown)
 		}
 		if !json.Valid([]byte(shown.GetInfo()["info"])) {
@@ -218,11 +257,11 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 		list, err := parts.through.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
 			Filter: &runtimeapi.PodSandboxFilter{LabelSelector: spec.Labels},
 		})
-		if err != nil || len(list.GetItems()) != 1 || strings.Contains(list.String(), podlabel.Label) {
+		if err != nil || len(list.GetItems()) != 1 || shows(list) {
 			t.Errorf("the list: %v, %v", list, err)
 		}
 		stats, err := parts.through.Runtime.ListPodSandboxStats(ctx, &runtimeapi.ListPodSandboxStatsRequest{})
-		if err != nil || len(stats.GetStats()) != 2 || strings.Contains(stats.String(), podlabel.Label) {
+		if err != nil || len(stats.GetStats()) != 2 || shows(stats) {
 			t.Errorf("stats: %v, %v", stats, err)
 		}
 		// The sandbox's making and start and the container's; those of the other pod
@@ -232,7 +271,7 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if strings.Contains(event.String(), podlabel.Label) {
+			if shows(event) {
 				t.Errorf("an event: %v", event)
 			}
 			if event.GetPodSandboxStatus().GetId() == after.ID {
@@ -310,17 +349,40 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 			t.Errorf("unmeasured are %v, want the one from before", list)
 		}
 	})
-	// cAdvisor's side of the socket, while all this is on it.
-	if conn, err := net.Dial("unix", filepath.Join(run.Dir(), "crio.sock")); err != nil {
-		t.Error(err)
-	} else if err := conn.Close(); err != nil {
-		t.Error(err)
-	}
 	for _, p := range []*pod.Pod{after, before} {
 		if err := p.Remove(ctx); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+// shows reports whether a message has the label with the value of sandboxes anywhere,
+// texts in JSON included.
+func shows(m proto.Message) bool {
+	text := strings.NewReplacer(`\`, "", " ", "").Replace(prototext.Format(m))
+	return strings.Contains(text, `key:"`+podlabel.Label+`"`+"\n"+`value:"POD"`) || strings.Contains(text, `"`+podlabel.Label+`":"POD"`)
+}
+
+// askAsCAdvisor makes a request on a unix socket and returns the answer's body.
+func askAsCAdvisor(ctx context.Context, t *testing.T, socket, path string) []byte {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://crio"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := transport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(answer.Body)
+	if err = errors.Join(err, answer.Body.Close()); err != nil || answer.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s %s, %v", path, answer.Status, body, err)
+	}
+	return body
 }
 
 // readiness is what the runtime says of itself.
