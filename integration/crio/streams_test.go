@@ -43,7 +43,7 @@ func open(t *testing.T, c *cluster, pod, subresource string) *session {
 		} else {
 			err = c.plane.Stream(t.Context(), pod, "attach", &corev1.PodAttachOptions{Stdin: true, Stdout: true}, streams)
 		}
-		_ = out.CloseWithError(io.EOF) //nolint:errcheck // always nil, says its documentation
+		_ = out.CloseWithError(io.EOF)
 		s.ended <- err
 	}()
 	return s

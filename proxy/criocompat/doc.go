@@ -6,6 +6,6 @@
 // answers the small one from what agent supplies, and holds the names.
 //
 // criocompat/nriplugin gives containers these names, criocompat/podlabel marks
-// sandboxes. Only agent and cmd may import this package, and nriplugin, which
-// needs the names.
+// sandboxes, criocompat/containers looks containers up. Only agent and cmd may
+// import this package, and the first and the last of these.
 package criocompat
