@@ -16,6 +16,7 @@ import (
 
 	"github.com/cleave-cri/cleave/fsstats/quota"
 	"github.com/cleave-cri/cleave/fsstats/quota/quotatest"
+	"github.com/cleave-cri/cleave/lab/du"
 )
 
 // mountsEnv names mounted filesystems for the tests of this file, as NAME=PATH with commas between: ext4 and xfs with
@@ -274,6 +275,46 @@ func TestQuotaLimitOnAContainersLayer(t *testing.T) {
 		}
 		if err := write(t, false, filepath.Join(merged["one"], "after"), 32*mib); err != nil {
 			t.Errorf("without a limit: %v", err)
+		}
+	})
+}
+
+// TestQuotaAgreesWithDu: to the byte and the inode, and on xfs with a bulk reading too.
+func TestQuotaAgreesWithDu(t *testing.T) {
+	eachQuota(t, func(t *testing.T, dir string, _ error) {
+		filesystem := open(t, dir)
+		a := assigner(t, filesystem, quota.Range{First: 5000, Last: 5009}, nil)
+		tree := snapshot(t, dir, "tree")
+		id := assign(t, a, "tree")
+		for i := range 500 {
+			folder := filepath.Join(tree, "fs", fmt.Sprint(i%20))
+			if err := os.MkdirAll(folder, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, fmt.Sprint(i)), make([]byte, 37*i), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		file := filepath.Join(tree, "fs", "0", "0")
+		err := errors.Join(os.Link(file, filepath.Join(tree, "fs", "link")), os.Symlink("0/0", filepath.Join(tree, "fs", "symlink")),
+			unix.Mknod(filepath.Join(tree, "fs", "whiteout"), unix.S_IFCHR, 0), os.Truncate(file, 1<<30))
+		if err != nil {
+			t.Fatal(err)
+		}
+		flush(t, dir)
+		bytes, inodes, err := du.Measure(t.Context(), tree)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := quota.Usage{Bytes: bytes, Inodes: inodes}
+		if p, err := a.Project("tree"); err != nil || p.Usage != want {
+			t.Errorf("the kernel counts %+v (%v), du %+v", p.Usage, err, want)
+		}
+		if filesystem.Supports(quota.Bulkstat) == nil {
+			bulk, err := filesystem.BulkUsage(t.Context())
+			if err != nil || bulk[id] != (quota.Bulk{Usage: want}) {
+				t.Errorf("a bulk reading counts %+v (%v), du %+v", bulk[id], err, want)
+			}
 		}
 	})
 }

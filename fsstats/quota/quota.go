@@ -9,7 +9,7 @@
 //
 // Every inode of ext4 and xfs can have a project ID. A directory with the inherit flag gives its ID to what is made in it
 // (FS_XFLAG_PROJINHERIT, ioctl_xfs_fsgetxattr(2)), overlayfs's copies included, and the kernel sums up blocks and inodes per
-// ID. Reading a sum takes a microsecond, whatever the number of files. ID 0 is everything that has no project.
+// ID. Reading a sum is one call, whatever the number of files. ID 0 is everything that has no project.
 //
 // A writer over its hard limit gets EDQUOT from ext4 and ENOSPC from xfs. ext4 does not hold back a process with
 // CAP_SYS_RESOURCE (fs/quota/dquot.c, ignore_hardlimit): root on the node, or a privileged container in a volume. What is

@@ -49,7 +49,7 @@ exec ./quota.test -test.v -test.timeout 8m -test.run '^TestQuota'
 		t.Fatal(err)
 	}
 	passed := regexp.MustCompile(`(?m)^ *--- PASS: (\S+)`).FindAllStringSubmatch(r.Said, -1)
-	for _, test := range []string{"KernelKeepsTheContract", "Assign", "IsChosen", "LimitOnAContainersLayer", "OfTreesThatAreGone"} {
+	for _, test := range []string{"KernelKeepsTheContract", "Assign", "IsChosen", "LimitOnAContainersLayer", "OfTreesThatAreGone", "AgreesWithDu"} {
 		for _, fs := range []string{"ext4", "xfs"} {
 			want := "TestQuota" + test + "/" + fs
 			if !slices.ContainsFunc(passed, func(m []string) bool { return m[1] == want }) {

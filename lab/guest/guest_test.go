@@ -42,6 +42,20 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+func FuzzVerdict(f *testing.F) {
+	f.Add("PASS\n\nGUEST-EXIT 0 0\n")
+	f.Add("GUEST-EXIT 0 0\nGUEST-EXIT 1 0")
+	f.Fuzz(func(t *testing.T, said string) {
+		v, found := parseVerdict(said)
+		if !strings.HasPrefix(said, v.said) {
+			t.Errorf("%q became %q", said, v.said)
+		}
+		if rest := said[len(v.said):]; found && !strings.Contains(rest, exitLine) {
+			t.Errorf("a verdict %+v was read from %q", v, rest)
+		}
+	})
+}
+
 func TestFilesGoInAndOut(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -123,7 +137,7 @@ func TestUnpackStaysInItsFolder(t *testing.T) {
 // system makes a root that passes for a whole one.
 func system(t *testing.T, cache, release string) System {
 	t.Helper()
-	s := cached(cache, release)
+	s := cached(cache, kernel{pkg: kernelPrefix + release, version: "6.1.1-3"})
 	if err := os.MkdirAll(filepath.Dir(s.image), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +200,7 @@ func TestNewestCachedRoot(t *testing.T) {
 	if s, ok := newestCached(cache); !ok || s.Version != "6.1.0-57-cloud-amd64" {
 		t.Errorf("got %v, %v; want the one made last", s, ok)
 	}
-	other := filepath.Join(cache, "0123456789abcdef-6.1.0-99-cloud-amd64")
+	other := filepath.Join(cache, "0123456789abcdef_6.1.1-3_6.1.0-99-cloud-amd64")
 	if err := os.Mkdir(other, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -171,7 +171,7 @@ func Root(ctx context.Context, run *janitor.Run, progress io.Writer) (_ System, 
 		}
 		return System{}, fmt.Errorf("make the guest's root: %w", lookErr)
 	}
-	s := cached(cache, kernel.release())
+	s := cached(cache, kernel)
 	if s.complete() {
 		return s, nil
 	}
@@ -196,10 +196,10 @@ func Root(ctx context.Context, run *janitor.Run, progress io.Writer) (_ System, 
 	return s, nil
 }
 
-// cached names the root of a kernel's release, whether it is there or not.
-func cached(cache, release string) System {
-	dir := filepath.Join(cache, recipe()+"-"+release)
-	return System{kernel: filepath.Join(dir, kernelFile), image: filepath.Join(dir, imageFile), Version: release}
+// cached names the root of a kernel, whether it is there or not.
+func cached(cache string, k kernel) System {
+	dir := filepath.Join(cache, strings.Join([]string{recipe(), k.version, k.release()}, "_"))
+	return System{kernel: filepath.Join(dir, kernelFile), image: filepath.Join(dir, imageFile), Version: k.release()}
 }
 
 // complete: the image is renamed into place last.
@@ -214,7 +214,7 @@ func (s System) complete() bool {
 
 // newestCached is the root made last of those with this recipe.
 func newestCached(cache string) (System, bool) {
-	images, err := filepath.Glob(filepath.Join(cache, recipe()+"-*", imageFile))
+	images, err := filepath.Glob(filepath.Join(cache, recipe()+"_*", imageFile))
 	if err != nil || len(images) == 0 {
 		return System{}, false
 	}
@@ -226,7 +226,9 @@ func newestCached(cache string) (System, bool) {
 		return info.ModTime()
 	}
 	newest := slices.MaxFunc(images, func(a, b string) int { return cmp.Or(age(a).Compare(age(b)), cmp.Compare(a, b)) })
-	s := cached(cache, strings.TrimPrefix(filepath.Base(filepath.Dir(newest)), recipe()+"-"))
+	_, kernelOf, _ := strings.Cut(filepath.Base(filepath.Dir(newest)), "_")
+	version, release, _ := strings.Cut(kernelOf, "_")
+	s := cached(cache, kernel{pkg: kernelPrefix + release, version: version})
 	return s, s.complete()
 }
 
@@ -234,7 +236,9 @@ func newestCached(cache string) (System, bool) {
 type kernel struct{ pkg, version string }
 
 // release is what uname says in that kernel.
-func (k kernel) release() string { return strings.TrimPrefix(k.pkg, "linux-image-") }
+func (k kernel) release() string { return strings.TrimPrefix(k.pkg, kernelPrefix) }
+
+const kernelPrefix = "linux-image-"
 
 var kernelDepends = regexp.MustCompile(`(?m)^Depends: .*\b(linux-image-[0-9][^ ,]*) \(= ([^)]+)\)`)
 

@@ -1,0 +1,81 @@
+package guestnode
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/lab/busybox"
+	"github.com/cleave-cri/cleave/lab/guest"
+	"github.com/cleave-cri/cleave/lab/need"
+)
+
+func TestPrepare(t *testing.T) {
+	t.Parallel()
+	if _, err := busybox.Find(); errors.Is(err, busybox.ErrMissing) {
+		need.Skip(t, "needs a static busybox: %v", err)
+	}
+	good := Options{Containerd: "/c", Shim: "/s", Ctr: "/ctr", Crictl: "/crictl", Cleave: "/cleave", Command: "true"}
+	with := func(change func(*Options)) Options {
+		o := good
+		change(&o)
+		return o
+	}
+	tests := []struct {
+		name    string
+		o       Options
+		refused string
+	}{
+		{"good", good, ""},
+		{"more programs and files", with(func(o *Options) {
+			o.Programs = map[string]string{"kubelet": "/k"}
+			o.Files = map[string]guest.File{"/etc/systemd/system/kubelet.service": {Content: []byte("[Service]\n")}}
+		}), ""},
+		{"no shim", with(func(o *Options) { o.Shim = "" }), "containerd-shim-runc-v2"},
+		{"a file with a relative path", with(func(o *Options) { o.Files = map[string]guest.File{"etc/x": {}} }), "absolute"},
+		{"a file with a path that leads elsewhere", with(func(o *Options) { o.Files = map[string]guest.File{"/etc/../x": {}} }), "clean"},
+		{"a configuration that cleave would refuse", with(func(o *Options) { o.Configure = func(c *config.Config) { c.StateDir = "relative" } }), "stateDir"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o, err := Prepare(t.Context(), t.TempDir(), tc.o)
+			if tc.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.refused) {
+					t.Errorf("got %v, want an error with %q", err, tc.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := []string{"root/usr/local/bin/cleave", "root/etc/systemd/system/cleave.service", "root/etc/cleave/config.yaml", "root/etc/containerd/config.toml"}
+			for name := range tc.o.Programs {
+				want = append(want, "root/usr/local/bin/"+name)
+			}
+			for name := range tc.o.Files {
+				want = append(want, "root"+name)
+			}
+			images := 0
+			for name, f := range o.Files {
+				if filepath.Dir(name) == "images" {
+					images++
+					if info, err := os.Stat(f.Path); err != nil || info.Size() == 0 {
+						t.Errorf("%s: %v, %v", name, info, err)
+					}
+				}
+			}
+			for _, name := range want {
+				if _, ok := o.Files[name]; !ok {
+					t.Errorf("%s is not passed in", name)
+				}
+			}
+			if images != 2 {
+				t.Errorf("%d images are passed in", images)
+			}
+		})
+	}
+}
