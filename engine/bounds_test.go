@@ -69,6 +69,7 @@ func storm(t *testing.T, o Options, owner string, minutes int, available int64) 
 	var went []string
 	for i := range minutes {
 		n.pods = []Pod{{UID: fmt.Sprintf("pod-%d", i), Owner: owner}}
+		n.stats = []PodStats{usage(n.pods[0].UID, gib)}
 		d := n.disk(60*i, available)
 		if d.Victim != nil {
 			went = append(went, fmt.Sprint(i))
@@ -188,6 +189,22 @@ func TestOptionForecast_GAP28(t *testing.T) {
 			t.Errorf("beyond the horizon: %+v", d)
 		}
 	}
+}
+
+func TestOptionOnlyWhoHelps_GAP18(t *testing.T) {
+	t.Parallel()
+	option := func(o *Options) { o.OnlyWhoHelps = true }
+	story := func(stats ...PodStats) func(Options) string {
+		return func(o Options) string {
+			n := newNode(t, "nodefs.available<10Gi").with(o)
+			n.stats = stats
+			d := n.disk(0, gib)
+			return victim(d) + " " + d.NoVictim
+		}
+	}
+	twice(t, option, story(usage("pod", 0)), "pod ", "nobody OnlyWhoHelps")
+	twice(t, option, story(usage("other", gib)), "pod ", "nobody OnlyWhoHelps")
+	twice(t, option, story(usage("pod", 1)), "pod ", "pod ")
 }
 
 func TestOptionBatch_GAP31(t *testing.T) {

@@ -65,7 +65,7 @@ func newNode(t *testing.T, hard string, more ...string) *node {
 	return &node{
 		Config: Config{Thresholds: thresholds(t, hard, more...), TransitionPeriod: 5 * time.Minute},
 		pods:   []Pod{{UID: "pod"}},
-		stats:  []PodStats{{UID: "pod"}},
+		stats:  []PodStats{usage("pod", 1)},
 	}
 }
 

@@ -73,6 +73,10 @@ type Options struct {
 	// Forecast begins a hard threshold's reclaim when it will be met within
 	// Config.Horizon (GAP-28). No pod goes for what has not come.
 	Forecast bool
+	// OnlyWhoHelps lets pods live that have nothing on the filesystem under
+	// pressure, or of which that is not known: nothing would come free
+	// (GAP-18).
+	OnlyWhoHelps bool
 	// Batch evicts as many pods in one pass as it takes to make up what is
 	// short, instead of one (GAP-31). The cleave profile has it off: what
 	// went can't be called back when the first pod would have been enough.
@@ -85,6 +89,7 @@ func Cleave() Options {
 		DisksOnly: true, MostUrgentFirst: true, InodesByInodes: true, UnmeasuredIsZero: true, KeepRequests: true, JudgeOwnFilesystem: true,
 		WholeContainerLimit: true, NoInodesNoThreshold: true, DoubtImpossible: true, ContainerFSAtOnce: true, FollowLayout: true, ThirdDisk: true,
 		OldLogs: true, CountImages: true, HoldFire: true, BreakStorms: true, AwaitFreed: true, StopAtTarget: true, Forecast: true,
+		OnlyWhoHelps: true,
 	}
 }
 

@@ -135,7 +135,7 @@ func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Obse
 	short := c.short(t, seen[t.Signal])
 	for i := range d.Ranking {
 		r := &d.Ranking[i]
-		if r.Critical {
+		if r.Critical || c.Options.OnlyWhoHelps && r.Usage.Sign() <= 0 {
 			continue
 		}
 		if bar := c.barred(s, r.pod, in.Now); bar != nil && d.Victim == nil {
@@ -160,6 +160,9 @@ func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Obse
 	}
 	if d.Victim == nil && d.NoVictim == "" {
 		d.NoVictim = "SYN-28"
+		if slices.ContainsFunc(d.Ranking, func(r Ranked) bool { return !r.Critical }) {
+			d.NoVictim = "OnlyWhoHelps"
+		}
 	}
 	return d
 }
