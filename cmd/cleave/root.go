@@ -23,7 +23,8 @@ writable layers and logs really are, and what they really take.`,
 		DisableAutoGenTag: true,
 	}
 	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(),
-		snapshotterCommand(), containerdConfigCommand())
+		snapshotterCommand(), containerdConfigCommand(),
+		simulateCommand(), explainCommand(), replayCommand())
 	return cmd
 }
 
