@@ -118,12 +118,13 @@ test-snapshotter: deps ## containerd's own tests of a snapshotter with every set
 
 # Booting a guest needs packages of its own (qemu and mmdebstrap, 400 MB installed), so only these targets ask for them.
 .PHONY: test-guest
-test-guest: deps ## A node in a Linux of its own: systemd as PID 1, cgroup v2, cleave as units (root; qemu; 4 minutes)
+test-guest: deps ## Nodes in a Linux of their own: systemd, cgroup v2, cleave and the kubelet as units (root; qemu; 6 minutes)
 	@$(TOOLCHAIN) deps guest
-	@$(TOOLCHAIN) get $(PEERS) >/dev/null
-	@echo "test-guest: boots a guest in qemu, some 15 seconds each time; its root is made and cached the first time"
+	@echo "test-guest: real peers, the kubelet and the API server too; some 12 minutes the first time"
+	@$(TOOLCHAIN) get $(PEERS) etcd kube-apiserver kubelet >/dev/null
+	@echo "test-guest: boots guests in qemu, each some 15 seconds; their root is made and cached the first time, half a minute"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 40m -count=1 -skip '^TestQuota$$' ./integration/guest
+	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 60m -count=1 -skip '^TestQuota$$' ./integration/guest
 
 .PHONY: test-quota-vm
 test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in a guest whose kernel has them (root; qemu; 1 minute)

@@ -10,12 +10,33 @@ import (
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/guest"
 	"github.com/cleave-cri/cleave/lab/guestnode"
+	"github.com/cleave-cri/cleave/lab/janitor"
 )
 
 // TestNode runs the course of package inside on a node in a guest: systemd as PID 1, cgroup v2 with the systemd driver,
 // containerd and cleave as units, split over two disks.
 func TestNode(t *testing.T) {
 	run, system := lab(t)
+	course(t, run, system, "TestNode", guestnode.Options{})
+}
+
+// TestKubelet runs the one that needs a kubelet, with etcd and an API server beside it.
+func TestKubelet(t *testing.T) {
+	run, system := lab(t)
+	peers, err := bin.Get(t.Context(), t.Output(), "etcd", "kube-apiserver", "kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := guestnode.Options{Command: guestnode.StartKubernetes + "\nexport CLEAVE_INSIDE_KUBERNETES=1"}
+	if err := guestnode.AddKubernetes(&o, guestnode.Kubernetes{Etcd: peers[0], APIServer: peers[1], Kubelet: peers[2]}); err != nil {
+		t.Fatal(err)
+	}
+	course(t, run, system, "TestKubelet", o)
+}
+
+// course boots a node and runs one of the tests of package inside there, after o's own command.
+func course(t *testing.T, run *janitor.Run, system guest.System, test string, o guestnode.Options) {
+	t.Helper()
 	peers, err := bin.Get(t.Context(), t.Output(), "containerd", "shim", "ctr", "crictl")
 	if err != nil {
 		t.Fatal(err)
@@ -29,22 +50,21 @@ func TestNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := guestnode.Prepare(t.Context(), dir, guestnode.Options{
-		Containerd: peers[0], Shim: peers[1], Ctr: peers[2], Crictl: peers[3], Cleave: cleave,
-		Command: "export CLEAVE_INSIDE_GUEST=1 CLEAVE_REQUIRE_ROOT_TESTS=1\n./inside.test -test.v -test.timeout 15m",
-	})
+	o.Containerd, o.Shim, o.Ctr, o.Crictl, o.Cleave = peers[0], peers[1], peers[2], peers[3], cleave
+	o.Command += "\nexport CLEAVE_INSIDE_GUEST=1 CLEAVE_REQUIRE_ROOT_TESTS=1\n./inside.test -test.v -test.timeout 15m -test.run '^" + test + "$'"
+	prepared, err := guestnode.Prepare(t.Context(), dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.System, o.Limit = system, 20*time.Minute
-	o.Files["inside.test"] = guest.File{Path: tests}
-	r, err := guest.Run(t.Context(), run, o)
+	prepared.System, prepared.Limit = system, 20*time.Minute
+	prepared.Files["inside.test"] = guest.File{Path: tests}
+	r, err := guest.Run(t.Context(), run, prepared)
 	t.Logf("the guest lived %s and said:\n%s", r.Took.Round(time.Second), r.Said)
 	if err != nil {
 		keepJournal(t, r)
 		t.Fatal(err)
 	}
-	if !regexp.MustCompile(`(?m)^--- PASS: TestNode `).MatchString(r.Said) {
+	if !regexp.MustCompile(`(?m)^--- PASS: ` + test + ` `).MatchString(r.Said) {
 		t.Error("the course did not run in the guest")
 	}
 }

@@ -2,7 +2,7 @@
 // containerd by its usual unit, and cleave's snapshotter and proxy as units in front of it, with image layers and writable
 // layers on disks of their own. Images come in as files, for there is no network but the guest's own loopback.
 //
-// More programs, units and files, a kubelet's for instance, can be passed in beside that.
+// AddKubernetes puts etcd, an API server and the kubelet beside that; other programs, units and files can be passed in too.
 package guestnode
 
 import (
@@ -98,7 +98,7 @@ func Prepare(ctx context.Context, dir string, o Options) (guest.Options, error) 
 	return guest.Options{
 		Command:   setUp + "\n" + o.Command,
 		Files:     files,
-		MemoryMiB: 2048,
+		MemoryMiB: 3072, // only what is used is taken; an API server and a kubelet need more than the rest
 		Disks: []disk.Spec{
 			{Name: ImagesDisk, SizeBytes: diskBytes, FS: disk.XFS},
 			{Name: ContainersDisk, SizeBytes: diskBytes, FS: disk.Ext4, MkfsArgs: []string{"-O", "quota,project", "-E", "quotatype=prjquota"}},

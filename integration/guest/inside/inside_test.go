@@ -35,7 +35,7 @@ const (
 	cleaveSocket = "unix:///run/cleave/cleave.sock"
 	podSlice     = "cleavetest.slice"
 	// patience is for a processor that is emulated on a busy machine.
-	patience = 2 * time.Minute
+	patience = 5 * time.Minute
 )
 
 func inGuest(t *testing.T) {
