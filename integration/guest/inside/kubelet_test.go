@@ -22,7 +22,11 @@ import (
 // kubernetesEnv is set where the node has Kubernetes on it too.
 const kubernetesEnv = "CLEAVE_INSIDE_KUBERNETES"
 
-var errNotFound = errors.New("not found")
+// Answers that callers tell apart.
+var (
+	errNotFound = errors.New("not found")
+	errExists   = errors.New("there already")
+)
 
 // ask calls the API server or the kubelet and reads its answer into a value, if there is one to read it into.
 func ask(ctx context.Context, method, url string, send, answer any) error {
@@ -56,7 +60,9 @@ func ask(ctx context.Context, method, url string, send, answer any) error {
 	case err != nil:
 		return err
 	case response.StatusCode == http.StatusNotFound:
-		return errNotFound
+		return fmt.Errorf("%s %s: %w: %s", method, url, errNotFound, content)
+	case response.StatusCode == http.StatusConflict:
+		return fmt.Errorf("%s %s: %w: %s", method, url, errExists, content)
 	case response.StatusCode >= 300:
 		return fmt.Errorf("%s %s: %s: %s", method, url, response.Status, content)
 	case answer == nil:
@@ -80,7 +86,7 @@ func TestKubelet(t *testing.T) {
 		return ask(t.Context(), http.MethodGet, guestnode.APIServerURL+"/api/v1/nodes/"+guestnode.NodeName, nil, nil)
 	})
 	const pods = guestnode.APIServerURL + "/api/v1/namespaces/default/pods"
-	err := ask(t.Context(), http.MethodPost, pods, object{
+	pod := object{
 		"apiVersion": "v1", "kind": "Pod",
 		"metadata": object{"name": "course"},
 		"spec": object{
@@ -91,10 +97,14 @@ func TestKubelet(t *testing.T) {
 				"resources": object{"limits": object{"memory": "64Mi"}},
 			}},
 		},
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
 	}
+	// A new API server makes the namespace a moment after it answers.
+	eventually(t, "the API server takes a pod", func() error {
+		if err := ask(t.Context(), http.MethodPost, pods, pod, nil); !errors.Is(err, errExists) {
+			return err
+		}
+		return nil
+	})
 	var container string
 	eventually(t, "the pod runs", func() error {
 		var pod struct {
