@@ -50,11 +50,12 @@ type Config struct {
 	// Dial, if set, connects to the runtime instead of a plain dial of
 	// Upstream. Callers get its error in the message of an Unavailable.
 	Dial func(ctx context.Context) (net.Conn, error)
-	// Admit, if set, sees each connection first, in a goroutine of its own, and
-	// reports whether the proxy is to serve it. Otherwise the connection is
-	// Admit's to close. It must leave all bytes unread in one that it admits. ctx
-	// is done when the proxy stops, and Drain waits for Admit to return.
-	Admit func(ctx context.Context, conn *net.UnixConn) bool
+	// Admit, if set, sees each connection first, in the order of their arrival. It
+	// must not block. What it returns is called in the connection's own goroutine
+	// and reports whether the proxy is to serve it; otherwise the connection is
+	// Admit's to close. All bytes must be left unread in one that is served. ctx is
+	// done when the proxy stops, and Drain waits for the function to return.
+	Admit func(conn *net.UnixConn) func(ctx context.Context) (serve bool)
 	// Log takes the proxy's messages.
 	Log *zap.Logger
 }
@@ -71,8 +72,8 @@ type Server struct {
 	relay    *relay
 	grpc     *grpc.Server
 	inside   *inside
-	admit    func(context.Context, *net.UnixConn) bool // nil: all
-	served   sync.WaitGroup                            // the grpc server's own serving
+	admit    func(*net.UnixConn) func(context.Context) bool // nil: all
+	served   sync.WaitGroup                                 // the grpc server's own serving
 	counters *counters
 	log      *zap.Logger
 
@@ -174,9 +175,15 @@ func (s *Server) Serve(l *net.UnixListener) error {
 		}
 		s.accepting.Add(1)
 		taken := sync.OnceFunc(s.accepting.Done)
+		var admitted func(context.Context) bool
+		if s.admit != nil {
+			admitted = s.admit(conn)
+		}
 		go func() {
 			defer taken()
-			s.serveConn(conn, taken)
+			if admitted == nil || admitted(s.relay.stopping) {
+				s.serveConn(conn, taken)
+			}
 		}()
 	}
 }
@@ -196,9 +203,6 @@ func (s *Server) pause(d time.Duration) bool {
 // serveConn serves one connection; taken is called when Drain need not wait for
 // it any more, because frames does.
 func (s *Server) serveConn(conn *net.UnixConn, taken func()) {
-	if s.admit != nil && !s.admit(s.relay.stopping, conn) {
-		return
-	}
 	info, err := unixsock.PeerOf(conn)
 	if err != nil {
 		s.log.Warn("a connection is refused", zap.Error(err))

@@ -50,6 +50,15 @@ const (
 	Systemd  Driver = "systemd"
 )
 
+// DriverOf says by the form of a cgroup path how the cgroup is made (OCI runtime
+// spec, "Cgroups Path": with systemd it is slice:prefix:name).
+func DriverOf(cgroupsPath string) Driver {
+	if strings.Contains(cgroupsPath, ":") {
+		return Systemd
+	}
+	return Cgroupfs
+}
+
 // ErrForm says that a cgroup path does not have the form that containerd gives
 // to a container's.
 var ErrForm = errors.New("the cgroup path does not have containerd's form")

@@ -49,7 +49,7 @@ type Config struct {
 // limits bound what callers can take. All are set.
 type limits struct {
 	// waiting is how many connections may have said nothing sensible yet. The
-	// next one takes the place of the oldest.
+	// next one takes the place of the oldest: those who mean it speak at once.
 	waiting int
 	// say is how long a connection may take to say it.
 	say time.Duration
@@ -74,7 +74,7 @@ type limits struct {
 // container after the other, so that a container that never comes holds up those
 // behind it for this long, six times over with a kubelet that asks again.
 var usual = limits{
-	waiting: 128, say: 10 * time.Second, closing: time.Second,
+	waiting: 256, say: 10 * time.Second, closing: time.Second,
 	requests: 512, info: 30 * time.Second,
 	hold: 2 * time.Second, holds: 256,
 	write: 10 * time.Second,
@@ -158,29 +158,35 @@ func newServer(cfg Config, l limits) *Server {
 
 type guestKey struct{}
 
-// Admit looks at the first bytes of a new connection and reports whether they are
-// gRPC, which is left to the caller, untouched. Everything else the server takes
-// over: HTTP is answered, what says nothing in time is closed. When ctx is done,
-// the time is nearly over.
+// Admit takes a new connection. What it returns looks at the first bytes and reports
+// whether they are gRPC, which is left to the caller, untouched. Everything else the
+// server takes over: HTTP is answered, what says nothing in time is closed. When ctx
+// is done, the time is nearly over.
 //
 // It has the form of the proxy's Admit.
-func (s *Server) Admit(ctx context.Context, conn *net.UnixConn) bool {
+func (s *Server) Admit(conn *net.UnixConn) func(ctx context.Context) (grpc bool) {
 	peer, err := unixsock.PeerOf(conn)
 	if err != nil {
-		s.log.Warn("a connection is refused", zap.Error(err))
-		_ = conn.Close() //nolint:errcheck // it is refused
-		return false
+		return func(context.Context) bool {
+			s.log.Warn("a connection is refused", zap.Error(err))
+			_ = conn.Close() //nolint:errcheck // it is refused
+			return false
+		}
 	}
 	g := &guest{UnixConn: conn, peer: peer}
 	s.wait(g)
-	grpc, err := s.ask(ctx, conn)
+	return func(ctx context.Context) bool { return s.sort(ctx, g) }
+}
+
+func (s *Server) sort(ctx context.Context, g *guest) (grpc bool) {
+	grpc, err := s.ask(ctx, g.UnixConn)
 	switch {
 	case err != nil:
 		if s.heard(g) {
 			s.dropped.Add(1)
 		}
-		_ = conn.Close() //nolint:errcheck // nothing was said on it
-		s.log.Debug("a connection was closed before it said anything", zap.Int32("pid", peer.PID), zap.Error(err))
+		_ = g.Close() //nolint:errcheck // nothing was said on it
+		s.log.Debug("a connection was closed before it said anything", zap.Int32("pid", g.peer.PID), zap.Error(err))
 		return false
 	case grpc:
 		// If it just had to make room it is closed, and its caller connects again.
@@ -189,7 +195,7 @@ func (s *Server) Admit(ctx context.Context, conn *net.UnixConn) bool {
 	default:
 		if !s.conns.give(g) {
 			s.heard(g)
-			_ = conn.Close() //nolint:errcheck // the server has stopped
+			_ = g.Close() //nolint:errcheck // the server has stopped
 		}
 		return false
 	}

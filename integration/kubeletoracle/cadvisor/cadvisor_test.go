@@ -98,7 +98,7 @@ func serve(t *testing.T, n *node) {
 				return
 			}
 			all.Go(func() {
-				if s.Admit(context.Background(), conn) {
+				if s.Admit(conn)(context.Background()) {
 					t.Error("cAdvisor's connection was taken for gRPC")
 				}
 			})

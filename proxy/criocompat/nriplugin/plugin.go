@@ -81,7 +81,7 @@ type Plugin struct {
 	// that follows.
 	changed chan struct{}
 	state   state
-	// driver is that of the last container that was named.
+	// driver is that of the last container that was seen.
 	driver   criocompat.Driver
 	nameless map[string]Container
 	named    int64
@@ -125,7 +125,7 @@ type Status struct {
 	RuntimeVersion string `json:"runtimeVersion,omitempty"`
 	// Driver is how the runtime makes cgroups, empty before the first container.
 	Driver criocompat.Driver `json:"cgroupDriver,omitempty"`
-	// Named counts containers that got a name, Refused those whose cgroup had no
+	// Named counts containers that were created with a name, Refused those whose cgroup had no
 	// known form and was left as it was.
 	Named   int64 `json:"named"`
 	Refused int64 `json:"refused,omitempty"`

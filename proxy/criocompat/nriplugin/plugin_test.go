@@ -355,6 +355,37 @@ func TestAnotherPluginChoosesTheCgroup(t *testing.T) {
 	}
 }
 
+// When one cleave takes over from another, both are registered for a while: the
+// container gets its name once, and neither takes it for another plugin's.
+func TestTwoOfUs(t *testing.T) {
+	t.Parallel()
+	r := newRuntime(t, t.TempDir())
+	r.has = []*api.Container{{Id: "old", Linux: &api.LinuxContainer{CgroupsPath: "k.slice:cri-containerd:old"}}}
+	r.start(t)
+	var told atomic.Int64
+	both := []*Plugin{}
+	for range 2 {
+		p := New(Config{Socket: r.socket, Created: func(string) { told.Add(1) }})
+		run(t, p)
+		wait(t, p)
+		if got := p.Status().Driver; got != criocompat.Systemd {
+			t.Errorf("the driver of what there is: %q", got)
+		}
+		both = append(both, p)
+	}
+	if got := r.create(t, "a", "/k/a"); got != "/k/crio-"+criocompat.Alias("a")+"-a" {
+		t.Errorf("the cgroup is %q", got)
+	}
+	for _, p := range both {
+		if got := p.Status(); got.Named != 1 || got.Refused != 0 || got.Unmeasured != 1 || got.Driver != criocompat.Cgroupfs {
+			t.Errorf("status %+v", got)
+		}
+	}
+	if told.Load() != 2 {
+		t.Errorf("%d were told", told.Load())
+	}
+}
+
 // What answers on the socket and is no NRI, or hangs up, is left alone after a
 // while, and never taken for a registration.
 func TestSomethingElseOnTheSocket(t *testing.T) {

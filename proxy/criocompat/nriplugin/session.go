@@ -1,6 +1,7 @@
 package nriplugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ type session struct {
 	// synchronization, which may come in parts.
 	pending []Container                // guarded by mu
 	pods    map[string]*api.PodSandbox // guarded by mu
+	driver  criocompat.Driver          // guarded by mu; that of the containers there are
 	at      time.Time                  // guarded by mu; when it was registered
 	name    string                     // guarded by mu; the runtime's
 	version string                     // guarded by mu; the runtime's
@@ -157,6 +159,9 @@ func (s *session) synchronize(req *api.SynchronizeRequest) (*api.SynchronizeResp
 	}
 	for _, c := range req.GetContainers() {
 		cgroup := c.GetLinux().GetCgroupsPath()
+		if cgroup != "" {
+			s.driver = criocompat.DriverOf(cgroup)
+		}
 		if c.GetState() == api.ContainerState_CONTAINER_STOPPED || criocompat.Named(cgroup, c.GetId()) {
 			continue
 		}
@@ -166,7 +171,7 @@ func (s *session) synchronize(req *api.SynchronizeRequest) (*api.SynchronizeResp
 		s.mu.Unlock()
 		return &api.SynchronizeResponse{More: true}, nil
 	}
-	nameless, name, runtimeVersion := s.pending, s.name, s.version
+	nameless, name, runtimeVersion, driver := s.pending, s.name, s.version, s.driver
 	s.pending = nil
 	clear(s.pods)
 	first := s.at.IsZero()
@@ -175,7 +180,7 @@ func (s *session) synchronize(req *api.SynchronizeRequest) (*api.SynchronizeResp
 	}
 	s.mu.Unlock()
 	if first {
-		s.plugin.begin(nameless, name, runtimeVersion)
+		s.plugin.begin(nameless, name, runtimeVersion, driver)
 		close(s.registered)
 	}
 	return &api.SynchronizeResponse{}, nil
@@ -183,8 +188,9 @@ func (s *session) synchronize(req *api.SynchronizeRequest) (*api.SynchronizeResp
 
 // begin notes that the plugin is registered, and which containers were made
 // without it.
-func (p *Plugin) begin(nameless []Container, runtime, version string) {
+func (p *Plugin) begin(nameless []Container, runtime, version string, driver criocompat.Driver) {
 	p.mu.Lock()
+	p.driver = cmp.Or(driver, p.driver)
 	p.nameless = make(map[string]Container, len(nameless))
 	for _, c := range nameless {
 		p.nameless[c.ID] = c
@@ -206,7 +212,13 @@ func (p *Plugin) begin(nameless []Container, runtime, version string) {
 // error, because that would fail the container.
 func (s *session) createContainer(req *api.CreateContainerRequest) (*api.CreateContainerResponse, error) {
 	p, c := s.plugin, req.GetContainer()
-	path, driver, err := criocompat.CgroupsPath(c.GetLinux().GetCgroupsPath(), c.GetId())
+	present := c.GetLinux().GetCgroupsPath()
+	if criocompat.Named(present, c.GetId()) {
+		// While one cleave takes over from another both are asked.
+		p.note(criocompat.DriverOf(present), c.GetId())
+		return &api.CreateContainerResponse{}, nil
+	}
+	path, driver, err := criocompat.CgroupsPath(present, c.GetId())
 	if err != nil {
 		p.mu.Lock()
 		p.refused++
@@ -218,16 +230,21 @@ func (s *session) createContainer(req *api.CreateContainerRequest) (*api.CreateC
 			zap.String("container_id", c.GetId()), zap.Error(err))
 		return &api.CreateContainerResponse{}, nil
 	}
+	p.note(driver, c.GetId())
+	adjust := &api.ContainerAdjustment{}
+	adjust.SetLinuxCgroupsPath(path)
+	return &api.CreateContainerResponse{Adjust: adjust}, nil
+}
+
+// note notes that a container has its name.
+func (p *Plugin) note(driver criocompat.Driver, id string) {
 	p.mu.Lock()
 	p.named++
 	p.driver = driver
 	p.mu.Unlock()
 	if p.cfg.Created != nil {
-		p.cfg.Created(c.GetId())
+		p.cfg.Created(id)
 	}
-	adjust := &api.ContainerAdjustment{}
-	adjust.SetLinuxCgroupsPath(path)
-	return &api.CreateContainerResponse{Adjust: adjust}, nil
 }
 
 func containerOf(pod *api.PodSandbox, c *api.Container) Container {
