@@ -110,6 +110,13 @@ func (f Filesystem) Same(g Filesystem) bool {
 	return f.Device == g.Device && f.FSID == g.FSID && f.Type == g.Type
 }
 
+// ID names the filesystem as far as Same tells filesystems apart, for instance
+// "8:17 ext4 6b1c5e0fd2b1a9c4". It is for maps and files of our own; people see it
+// only where they debug.
+func (f Filesystem) ID() string {
+	return fmt.Sprintf("%s %s %s", f.Device, f.Type, f.FSID)
+}
+
 // InodesUsed gives f_files - f_ffree; ok is false if the filesystem has no
 // limit of inodes, because then the kernel tells no number either.
 func (f Filesystem) InodesUsed() (used uint64, ok bool) {

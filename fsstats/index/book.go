@@ -29,8 +29,8 @@ const (
 	firstPercent = 25.0
 )
 
-// entryCost is what looking at an inode in memory takes at most; a walk that takes
-// longer waits for a disk and not for the processor.
+// entryCost is what looking at an inode in memory takes of a processor, for
+// measurements that don't know what they have taken.
 const entryCost = 2 * time.Microsecond
 
 // book is what is known and decided: no clock, no files. Times come as arguments.
@@ -574,8 +574,11 @@ func (p *part) slower(opt Options) { p.interval = min(2*p.interval, opt.SuspectM
 // charge notes what a measurement has cost, and has the next one for its reason
 // wait accordingly.
 func (b *book) charge(r result, now time.Time) {
-	took := r.figure.Finished.Sub(r.figure.Started)
-	cost := min(took, time.Duration(r.figure.Inodes)*entryCost+50*time.Microsecond)
+	cost := r.figure.Cost
+	if cost == 0 {
+		took := r.figure.Finished.Sub(r.figure.Started)
+		cost = min(took, time.Duration(r.figure.Inodes)*entryCost+50*time.Microsecond)
+	}
 	percent := b.opt.CorePercent
 	switch r.job.why {
 	case first:

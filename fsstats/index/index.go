@@ -116,6 +116,9 @@ type Figure struct {
 	How      string    `json:"how"`
 	// Partial says that it is a lower bound.
 	Partial bool `json:"partial,omitempty"`
+	// Cost is how long measuring has kept a processor busy. 0 is unknown: then it
+	// is guessed from the number of inodes.
+	Cost time.Duration `json:"-"`
 }
 
 // Subject is what has to be measured.
@@ -135,11 +138,15 @@ type MeasureFunc func(ctx context.Context, what Subject) (Figure, error)
 
 // Walk is the MeasureFunc that looks at each file.
 func Walk(ctx context.Context, what Subject) (Figure, error) {
-	u, err := walk.Measure(ctx, what.Path, walk.Options{EntriesPerSecond: what.EntriesPerSecond, Without: what.Without})
-	if err != nil {
-		return Figure{}, err
-	}
-	return Figure{Bytes: u.Bytes, Inodes: u.Inodes, Started: u.Started, Finished: u.Finished, How: Walked, Partial: u.Partial}, nil
+	var (
+		u   walk.Usage
+		err error
+	)
+	cost := costOf(func() {
+		u, err = walk.Measure(ctx, what.Path, walk.Options{EntriesPerSecond: what.EntriesPerSecond, Without: what.Without})
+	})
+	f := Figure{Bytes: u.Bytes, Inodes: u.Inodes, Started: u.Started, Finished: u.Finished, How: Walked, Partial: u.Partial, Cost: cost}
+	return f, err
 }
 
 // Options say how an index works. Space is needed, everything else has a default.
@@ -170,7 +177,7 @@ type Options struct {
 	// slow refresh takes. Default 1 h.
 	MaxAge time.Duration
 	// CorePercent is how much of one core measuring may take, in percent, first
-	// figures and the slow refresh aside. Default 2.75.
+	// figures and the slow refresh aside. Default 2.6.
 	CorePercent float64
 	// RefreshEntriesPerSecond is how fast the slow refresh goes, at about 0.15 % of
 	// a core for 1 000. Default 1 000, or as much as MaxAge needs.
@@ -196,7 +203,7 @@ func (o Options) withDefaults() Options {
 	o.SuspectEvery = cmp.Or(o.SuspectEvery, 10*time.Second)
 	o.SuspectMax = max(cmp.Or(o.SuspectMax, 5*time.Minute), o.SuspectEvery)
 	o.MaxAge = cmp.Or(o.MaxAge, time.Hour)
-	o.CorePercent = cmp.Or(o.CorePercent, 2.75)
+	o.CorePercent = cmp.Or(o.CorePercent, 2.6)
 	o.RefreshEntriesPerSecond = cmp.Or(o.RefreshEntriesPerSecond, 1000)
 	o.SaveEvery = cmp.Or(o.SaveEvery, time.Minute)
 	return o

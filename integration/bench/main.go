@@ -48,6 +48,10 @@ func run(ctx context.Context, args []string) error {
 		return benchSnapshotter(ctx, *cleave, *scale, parts(*only, "unpack_sequential,unpack_parallel,create,usage,unmount"))
 	case "walk":
 		return benchWalk(ctx, *scale)
+	case "idle":
+		return benchIdle(ctx, *scale)
+	case helperWriter:
+		return write(ctx, flags.Arg(1))
 	case helperRelay:
 		return serveTypedRelay(ctx, flags.Arg(1), flags.Arg(2))
 	case helperBytes:
@@ -55,7 +59,7 @@ func run(ctx context.Context, args []string) error {
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:
-		return errors.New("say what to measure: proxy, snapshotter or walk")
+		return errors.New("say what to measure: proxy, snapshotter, walk or idle")
 	}
 }
 
