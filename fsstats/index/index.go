@@ -275,9 +275,10 @@ func (o OwnerView) Part(name string) (p PartView, ok bool) {
 // Index is a usage index. Its methods may be called from several goroutines and
 // never wait for a measurement.
 type Index struct {
-	opt    Options
-	wake   chan struct{}
-	newest atomic.Pointer[View]
+	opt     Options
+	wake    chan struct{}
+	changed chan struct{}
+	newest  atomic.Pointer[View]
 
 	mu   sync.Mutex
 	book *book // guarded by mu
@@ -291,7 +292,7 @@ func New(opt Options) (*Index, error) {
 		return nil, errors.New("make a usage index: nobody says what is used on a filesystem")
 	}
 	opt = opt.withDefaults()
-	x := &Index{opt: opt, wake: make(chan struct{}, 1), book: newBook(opt)}
+	x := &Index{opt: opt, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1), book: newBook(opt)}
 	if opt.StateFile != "" {
 		var err error
 		if x.book.kept, x.book.keptSpaces, err = load(opt.StateFile); err != nil {
@@ -304,6 +305,10 @@ func New(opt Options) (*Index, error) {
 
 // View gives the newest that is known. It never waits.
 func (x *Index) View() *View { return x.newest.Load() }
+
+// Changed is received from after a measurement has ended, well or not. Several may
+// be told as one.
+func (x *Index) Changed() <-chan struct{} { return x.changed }
 
 // SetOwners says who there is from now on. Figures of parts that stay are kept;
 // those of owners that are gone are forgotten. A part that can't be one, because
@@ -472,6 +477,10 @@ func (x *Index) finish(r result) {
 	x.book.finish(r, time.Now())
 	x.mu.Unlock()
 	x.publish()
+	select {
+	case x.changed <- struct{}{}:
+	default: // one is waiting to be taken
+	}
 }
 
 func (x *Index) note(err error) {

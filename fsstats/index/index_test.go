@@ -376,7 +376,15 @@ func TestAHungFilesystemStopsNothingElse(t *testing.T) {
 			w.trees["/c004"].bytes += 1 << 20
 			w.trees["/c004"].written++
 		})
-		pass(2 * time.Second)
+		select {
+		case <-x.Changed(): // of before
+		default:
+		}
+		began := time.Now()
+		<-x.Changed()
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the change was told after %v", took)
+		}
 		if got := bytesOf(t, x, "c004"); got != 409600+1<<20 {
 			t.Errorf("%d bytes, want the new ones too", got)
 		}

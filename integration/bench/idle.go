@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	continuity "github.com/containerd/continuity/fs"
+
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/fsstats/hint"
 	"github.com/cleave-cri/cleave/fsstats/index"
@@ -30,6 +32,9 @@ const (
 	helperWriter   = "writer"
 	writerEveryMS  = 100
 	writerFileSize = 1 << 30 // then it begins anew
+	// containerdPeriod is stats_collect_period of containerd's CRI plugin, unless
+	// set.
+	containerdPeriod = 10 * time.Second
 )
 
 // benchIdle measures what the usage index takes of a core on a node where nothing
@@ -104,6 +109,16 @@ func benchIdle(ctx context.Context, scale float64) (err error) {
 	report("idle.core_percent", 100*took.Seconds()/long.Seconds(), "% of one core")
 	report("idle.inodes_per_min", float64(work.Hot+work.Suspect+work.First-before.Hot-before.Suspect-before.First)/long.Minutes(), "inodes")
 	report("idle.refresh_inodes_per_min", float64(work.Refresh-before.Refresh)/long.Minutes(), "inodes")
+
+	// What containerd does on the same node: its walk of every container, each time
+	// that its period is over, whether something was written or not.
+	began = cpuTime()
+	for _, o := range owners {
+		if _, err := continuity.DiskUsage(ctx, o.Parts[0].Path); err != nil {
+			return err
+		}
+	}
+	report("idle.containerd_core_percent", 100*(cpuTime()-began).Seconds()/containerdPeriod.Seconds(), "% of one core, by its own walk every 10 s")
 
 	cmd, err := startWriter(ctx, filepath.Join(d.Path(), "container-00", "log"))
 	if err != nil {
