@@ -47,6 +47,8 @@ type book struct {
 	entries    Entries
 	// asked is when filesystems were last asked about.
 	asked time.Time
+	// placing says that it is being asked where parts are.
+	placing bool
 	// rest is until when nothing is measured for a reason, so that measuring
 	// takes no more than its share.
 	rest [refresh + 1]time.Time
@@ -76,6 +78,9 @@ type part struct {
 	// was.
 	lost       bool
 	placeAsked time.Time
+	// gone says that its folder is not there. It is not measured then; asking
+	// where it is finds it again.
+	gone bool
 	figure     *Figure
 	// stale says that the figure is shown and does not count as measured.
 	stale bool
@@ -93,8 +98,6 @@ type part struct {
 // space is a filesystem.
 type space struct {
 	last Space
-	// path is one to ask about it.
-	path string
 	// changed is when something was last seen to have changed.
 	changed time.Time
 	problem string
@@ -221,33 +224,48 @@ type question struct {
 // placeEvery is how often it is asked where a part is whose path does not answer.
 const placeEvery = 10 * time.Second
 
-// questions gives what has to be asked now.
-func (b *book) questions(now time.Time) (out []question) {
-	keys := b.keys()
-	for _, key := range keys {
+// placeQuestions gives the parts of which it has to be asked where they are. There
+// are none while an earlier round is under way.
+func (b *book) placeQuestions(now time.Time) (out []question) {
+	if b.placing {
+		return nil
+	}
+	for _, key := range b.keys() {
 		p := b.parts[key]
 		if p.lost && (p.placeAsked.IsZero() || now.Sub(p.placeAsked) >= placeEvery) {
 			out = append(out, question{path: p.path, key: key})
 		}
 	}
+	b.placing = len(out) > 0
+	return out
+}
+
+// questions gives the filesystems that have to be asked about now.
+func (b *book) questions(now time.Time) (out []question) {
 	if now.Sub(b.asked) < b.opt.Period {
-		return out
+		return nil
 	}
 	b.asked = now
-	for _, fs := range slices.Sorted(maps.Keys(b.spaces)) {
-		// A path that is there now; the one of before may have gone.
-		s := b.spaces[fs]
-		s.path = ""
-		for _, key := range keys {
-			if p := b.parts[key]; p.fs == fs && p.path != "" && (s.path == "" || p.problem == "" && len(p.path) < len(s.path)) {
-				s.path = p.path
-			}
-		}
-		if s.path != "" {
-			out = append(out, question{path: s.path, fs: fs})
+	best := map[FS]*part{}
+	for _, key := range b.keys() {
+		p := b.parts[key]
+		if p.path != "" && b.spaces[p.fs] != nil && (best[p.fs] == nil || p.betterToAsk(best[p.fs])) {
+			best[p.fs] = p
 		}
 	}
+	for _, fs := range slices.Sorted(maps.Keys(best)) {
+		out = append(out, question{path: best[fs].path, fs: fs, key: best[fs].key})
+	}
 	return out
+}
+
+// betterToAsk says whether p's path is more likely to be there in a moment than
+// q's.
+func (p *part) betterToAsk(q *part) bool {
+	if good := p.problem == "" && !p.lost; good != (q.problem == "" && !q.lost) {
+		return good
+	}
+	return len(p.path) < len(q.path)
 }
 
 func (b *book) keys() []Key { return slices.SortedFunc(maps.Keys(b.parts), Key.compare) }
@@ -263,6 +281,10 @@ func (b *book) answer(q question, got Space, err error, now time.Time) {
 	case s == nil:
 	case err != nil:
 		s.problem = err.Error()
+		if p := b.parts[q.key]; p != nil && p.path == q.path && errors.Is(err, fs.ErrNotExist) {
+			p.isGone(err, now)
+			b.asked = time.Time{} // another one is asked next
+		}
 	case got.FS != q.fs: // something else is mounted there now
 		for _, p := range b.parts {
 			if p.fs == q.fs && p.path != "" {
@@ -281,16 +303,29 @@ func (b *book) answerPlace(q question, got Space, err error, now time.Time) {
 		return
 	}
 	p.placeAsked = now
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		p.isGone(err, now)
+		return
+	case err != nil:
 		p.problem = err.Error()
 		return
 	}
-	if p.fs != "" && p.fs != got.FS {
-		p.stale = true // it is another folder now
+	if p.gone || p.fs != "" && p.fs != got.FS {
+		p.stale, p.interval = true, b.opt.SuspectEvery // it is another folder now
 	}
-	p.lost, p.fs, p.problem = false, got.FS, ""
+	p.lost, p.gone, p.fs, p.problem = false, false, got.FS, ""
 	b.noteSpace(got)
 	b.forgetSpaces()
+}
+
+// isGone notes that a part's folder is not there.
+func (p *part) isGone(err error, now time.Time) {
+	p.lost, p.gone, p.placeAsked = true, true, now
+	p.problem = err.Error()
+	if p.figure != nil {
+		p.problem = "it is gone: " + p.problem
+	}
 }
 
 // noteSpace takes what is used on a filesystem.
@@ -374,7 +409,7 @@ type urgency struct {
 
 // due says why and from when on a part has to be measured.
 func (b *book) due(p *part) (urgency, bool) {
-	if p.path == "" || p.fs == "" || b.spaces[p.fs] == nil {
+	if p.path == "" || p.gone || p.fs == "" || b.spaces[p.fs] == nil {
 		return urgency{}, false
 	}
 	if p.figure == nil || p.stale {
@@ -403,7 +438,8 @@ func (b *book) old(p *part) urgency {
 }
 
 // next gives what is to be begun now, and how long there is nothing else to do. On
-// each filesystem one part is measured at a time, and one more for the refresh.
+// each filesystem one part is measured at a time for each reason, so that a large
+// tree holds up only its equals; for the refresh one on all.
 func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 	wait = b.asked.Add(b.opt.Period).Sub(now)
 	var all []urgency
@@ -419,23 +455,23 @@ func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 	}
 	slices.SortFunc(all, b.compare)
 	type lane struct {
-		fs   FS
-		slow bool
+		fs  FS
+		why reason
+	}
+	laneOf := func(p *part, why reason) lane {
+		if why == refresh {
+			return lane{why: refresh}
+		}
+		return lane{p.fs, why}
 	}
 	busy := map[lane]bool{}
-	slow := false
 	for _, p := range b.parts {
 		for why := range p.running {
-			busy[lane{p.fs, why == refresh}] = true
-			slow = slow || why == refresh
+			busy[laneOf(p, why)] = true
 		}
 	}
 	for _, u := range all {
-		l := lane{u.part.fs, u.why == refresh}
-		if busy[l] || l.slow && slow {
-			continue
-		}
-		if _, running := u.part.running[u.why]; running {
+		if busy[laneOf(u.part, u.why)] || u.part.isMeasured(u.why) {
 			continue
 		}
 		at := u.at
@@ -446,11 +482,21 @@ func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 			wait = min(wait, at.Sub(now))
 			continue
 		}
-		busy[l] = true
-		slow = slow || l.slow
+		busy[laneOf(u.part, u.why)] = true
 		jobs = append(jobs, b.begin(u, now))
 	}
 	return jobs, max(wait, time.Millisecond)
+}
+
+// isMeasured says whether a part is being measured for a reason, or for another
+// that is as quick.
+func (p *part) isMeasured(why reason) bool {
+	for running := range p.running {
+		if running == why || running != refresh && why != refresh {
+			return true
+		}
+	}
+	return false
 }
 
 // compare orders by urgency; within one, by what is known to matter most.
@@ -521,7 +567,6 @@ func (b *book) finish(r result, now time.Time) {
 	if p == nil || p.path != r.job.subject.Path {
 		return // it went away meanwhile
 	}
-	began := p.running[r.job.why]
 	delete(p.running, r.job.why)
 	if r.err != nil {
 		p.problem, p.tried = r.err.Error(), now
@@ -529,8 +574,8 @@ func (b *book) finish(r result, now time.Time) {
 			p.stale = true
 		}
 		p.slower(b.opt)
-		if errors.Is(r.err, fs.ErrNotExist) && p.figure != nil && !began.IsZero() {
-			p.problem = "it is gone: " + p.problem
+		if errors.Is(r.err, fs.ErrNotExist) {
+			p.isGone(r.err, now)
 		}
 		return
 	}

@@ -151,9 +151,10 @@ func Walk(ctx context.Context, what Subject) (Figure, error) {
 
 // Options say how an index works. Space is needed, everything else has a default.
 type Options struct {
-	// Space says what is used on the filesystem of a path. It is called from one
-	// goroutine and has to return within seconds also where a filesystem hangs;
-	// an error means that nothing is known at the moment.
+	// Space says what is used on the filesystem of a path. It is called from two
+	// goroutines and has to return within seconds also where a filesystem hangs.
+	// An error that wraps fs.ErrNotExist means that the path is not there, any
+	// other that nothing is known at the moment.
 	Space func(path string) (Space, error)
 	// Measure measures a part; [Walk] unless set.
 	Measure MeasureFunc
@@ -405,8 +406,10 @@ func (x *Index) Run(ctx context.Context) error {
 	}
 }
 
-// result is a measurement that has ended.
+// result is a measurement that has ended, or the end of a round of questions where
+// parts are.
 type result struct {
+	placed bool
 	job    job
 	figure Figure
 	err    error
@@ -418,12 +421,19 @@ func (x *Index) step(ctx context.Context, results chan<- result, running *int) t
 	now := time.Now()
 	x.mu.Lock()
 	questions := x.book.questions(now)
+	places := x.book.placeQuestions(now)
 	x.mu.Unlock()
-	for _, q := range questions {
-		space, err := x.opt.Space(q.path)
-		x.mu.Lock()
-		x.book.answer(q, space, err, time.Now())
-		x.mu.Unlock()
+	x.ask(ctx, questions)
+	if len(places) > 0 {
+		// Beside all else: there may be many, on a filesystem that does not answer.
+		*running++
+		go func() { // ends with a result that Run waits for
+			x.ask(ctx, places)
+			x.mu.Lock()
+			x.book.placing = false
+			x.mu.Unlock()
+			deliver(ctx, results, result{placed: true})
+		}()
 	}
 	x.mu.Lock()
 	asked := x.book.hintsWanted()
@@ -442,23 +452,40 @@ func (x *Index) step(ctx context.Context, results chan<- result, running *int) t
 		go func() { // ends with a result that Run waits for
 			r := result{job: j}
 			r.figure, r.err = x.measure(ctx, j.subject)
-			select {
-			case results <- r:
-			case <-ctx.Done():
-				// Run waits for a while.
-				timer := time.NewTimer(endGrace)
-				defer timer.Stop()
-				select {
-				case results <- r:
-				case <-timer.C:
-				}
-			}
+			deliver(ctx, results, r)
 		}()
 	}
 	if len(questions) > 0 || len(jobs) > 0 {
 		x.publish()
 	}
 	return wait
+}
+
+func (x *Index) ask(ctx context.Context, questions []question) {
+	for _, q := range questions {
+		if ctx.Err() != nil {
+			return
+		}
+		space, err := x.opt.Space(q.path)
+		x.mu.Lock()
+		x.book.answer(q, space, err, time.Now())
+		x.mu.Unlock()
+	}
+}
+
+// deliver hands a result to Run, which waits for a while after its end.
+func deliver(ctx context.Context, results chan<- result, r result) {
+	select {
+	case results <- r:
+		return
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(endGrace)
+	defer timer.Stop()
+	select {
+	case results <- r:
+	case <-timer.C:
+	}
 }
 
 // measure turns a panic into an error: a measurement can't take down more than
@@ -473,9 +500,11 @@ func (x *Index) measure(ctx context.Context, what Subject) (f Figure, err error)
 }
 
 func (x *Index) finish(r result) {
-	x.mu.Lock()
-	x.book.finish(r, time.Now())
-	x.mu.Unlock()
+	if !r.placed {
+		x.mu.Lock()
+		x.book.finish(r, time.Now())
+		x.mu.Unlock()
+	}
 	x.publish()
 	select {
 	case x.changed <- struct{}{}:

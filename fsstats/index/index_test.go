@@ -179,12 +179,14 @@ func inBubble(t *testing.T, prepare func(w *world) ([]Owner, Options), test func
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- x.Run(ctx) }()
+		defer func() { // also if the test ends early
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}()
 		synctest.Wait()
 		test(t, w, x)
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run: %v", err)
-		}
 	})
 }
 
@@ -431,6 +433,96 @@ func TestAnAnswerNeverWaits(t *testing.T) {
 			t.Errorf("part = %+v, want the figure of before, being measured (-want +got):\n%s", got, diff)
 		}
 		close(gate)
+	})
+}
+
+// TestTheOneThatIsAskedAboutVanishes: a filesystem is asked about by a path of one
+// of its parts; when that goes, by another's.
+func TestTheOneThatIsAskedAboutVanishes(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		return w.add("8:1", 3, 100), w.options()
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(time.Minute)
+		w.do(func() { delete(w.trees, "/c000") })
+		pass(3 * time.Second)
+		a := x.View().Filesystems[0]
+		if a.Problem != "" || time.Since(a.At) > 2*time.Second || a.UsedBytes != 2*409600 {
+			t.Errorf("attribution = %+v, want fresh figures without a problem", a)
+		}
+		if p := partOf(t, x, "c000"); p.Problem == "" || p.Figure == nil {
+			t.Errorf("part = %+v, want a problem, and the last figure", p)
+		}
+		w.do(func() { w.trees["/c000"] = &tree{fs: "8:1", bytes: 1, inodes: 1} })
+		pass(2 * placeEvery)
+		if p := partOf(t, x, "c000"); p.Problem != "" || p.Figure.Bytes != 1 {
+			t.Errorf("part = %+v, want the new figure", p)
+		}
+	})
+}
+
+// TestPathsThatHangHoldUpNoWriter: each of forty takes two seconds to give no
+// answer; the one that writes elsewhere is measured as ever.
+func TestPathsThatHangHoldUpNoWriter(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		owners, opt := w.add("8:1", 1, 100), w.options()
+		for i := range 40 {
+			id := fmt.Sprintf("hung%02d", i)
+			owners = append(owners, Owner{Kind: "container", ID: id, Parts: []Part{{"writable", "/" + id}}})
+		}
+		opt.Space = func(path string) (Space, error) {
+			if strings.HasPrefix(path, "/hung") {
+				<-time.After(2 * time.Second)
+				return Space{}, errors.New("the filesystem does not answer")
+			}
+			return w.space(path)
+		}
+		return owners, opt
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(5 * time.Second)
+		for i := range 200 {
+			w.do(func() {
+				w.trees["/c000"].bytes += 4096
+				w.trees["/c000"].written++
+			})
+			pass(time.Second)
+			// Before that nothing was written, and the figure is an old one.
+			if lag := time.Since(partOf(t, x, "c000").Figure.Started); i > 2 && lag > 2*time.Second {
+				t.Fatalf("the writer's figure is %v old", lag)
+			}
+		}
+		if p := partOf(t, x, "hung39"); p.Problem == "" || p.FS != "" {
+			t.Errorf("part = %+v, want a problem", p)
+		}
+	})
+}
+
+// TestALargeTreeHoldsUpNoWriter: a walk of an hour on the same disk.
+func TestALargeTreeHoldsUpNoWriter(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		owners := w.add("8:1", 2, 100)
+		w.trees["/c001"].knowsWritten = false
+		return owners, w.options()
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(time.Minute)
+		w.do(func() {
+			w.blocked["/c001"] = make(chan struct{})
+			w.trees["/c001"].bytes++
+		})
+		pass(time.Minute)
+		if p := partOf(t, x, "c001"); p.Measuring.IsZero() {
+			t.Fatal("the large one is not being measured; this test shows nothing")
+		}
+		for range 60 {
+			w.do(func() {
+				w.trees["/c000"].bytes += 4096
+				w.trees["/c000"].written++
+			})
+			pass(time.Second)
+		}
+		if lag := time.Since(partOf(t, x, "c000").Figure.Started); lag > 2*time.Second {
+			t.Errorf("the writer's figure is %v old", lag)
+		}
+		w.do(func() { close(w.blocked["/c001"]) })
 	})
 }
 
