@@ -24,8 +24,8 @@ const (
 
 // Shares of CorePercent, and what first figures may take instead of it.
 const (
-	hotShare     = 0.80
-	suspectShare = 0.15
+	hotShare     = 0.90
+	suspectShare = 0.08
 	firstPercent = 25.0
 )
 
@@ -80,8 +80,8 @@ type part struct {
 	placeAsked time.Time
 	// gone says that its folder is not there. It is not measured then; asking
 	// where it is finds it again.
-	gone bool
-	figure     *Figure
+	gone   bool
+	figure *Figure
 	// stale says that the figure is shown and does not count as measured.
 	stale bool
 	// interval is the time to the next measurement as a suspect.

@@ -178,7 +178,7 @@ type Options struct {
 	// slow refresh takes. Default 1 h.
 	MaxAge time.Duration
 	// CorePercent is how much of one core measuring may take, in percent, first
-	// figures and the slow refresh aside. Default 2.6.
+	// figures and the slow refresh aside. Default 2.7.
 	CorePercent float64
 	// RefreshEntriesPerSecond is how fast the slow refresh goes, at about 0.15 % of
 	// a core for 1 000. Default 1 000, or as much as MaxAge needs.
@@ -204,7 +204,7 @@ func (o Options) withDefaults() Options {
 	o.SuspectEvery = cmp.Or(o.SuspectEvery, 10*time.Second)
 	o.SuspectMax = max(cmp.Or(o.SuspectMax, 5*time.Minute), o.SuspectEvery)
 	o.MaxAge = cmp.Or(o.MaxAge, time.Hour)
-	o.CorePercent = cmp.Or(o.CorePercent, 2.6)
+	o.CorePercent = cmp.Or(o.CorePercent, 2.7)
 	o.RefreshEntriesPerSecond = cmp.Or(o.RefreshEntriesPerSecond, 1000)
 	o.SaveEvery = cmp.Or(o.SaveEvery, time.Minute)
 	return o
