@@ -13,6 +13,8 @@ FUZZTIME ?= 20s
 TOOLCHAIN := go run ./integration/toolchain
 # What the tests and the demo run against; the rest of the toolchain is built by the targets that need it.
 PEERS := containerd ctr containerd-shim-runc-v2 crictl
+# What mode crio is tested with besides.
+KUBERNETES := kubelet kube-apiserver etcd
 
 # As root a test that can't run fails instead of being skipped: a kind of tests that never runs is no test.
 ifeq ($(shell id -u),0)
@@ -43,16 +45,17 @@ endif
 
 .PHONY: test
 test: ## Lint and all tests, against real binaries (this is what CI runs)
-	@echo "test: 1. distribution packages and real peers, 2. lint, 3. unit tests, 4. integration tests; with the race detector"
-	@echo "test: the first time the peers are built from Go modules, about 5 minutes on two cores; then it is a few minutes in all"
+	@echo "test: 1. distribution packages and real peers, 2. lint, 3. unit tests, 4. integration tests, with the race detector; 5. decisions against the kubelet's code"
+	@echo "test: the first time the peers and the kubelet's code are built from Go modules, about 12 minutes on two cores; then it is a few minutes in all"
 	@[ "$$(id -u)" = 0 ] || echo "test: not root, so tests of mounts, containerd and cgroups are skipped; run it as root to have them all"
 	@$(MAKE) deps
-	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
+	@$(TOOLCHAIN) get $(PEERS) critest $(KUBERNETES) >/dev/null
 	@rm -rf $(RESULTS)
 	@rc=0; \
 	$(MAKE) lint || rc=1; \
 	$(MAKE) test-unit || rc=1; \
 	$(MAKE) test-integration || rc=1; \
+	$(MAKE) test-oracle || rc=1; \
 	$(MAKE) summary || rc=1; \
 	exit $$rc
 
@@ -71,7 +74,7 @@ test-unit: ## Tests of all packages (some need root)
 test-integration: ## Tests against real containerd, runc and critest (root)
 	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so four at a time"
 	@mkdir -p $(RESULTS)
-	@$(TOOLCHAIN) get $(PEERS) critest >/dev/null
+	@$(TOOLCHAIN) get $(PEERS) critest $(KUBERNETES) >/dev/null
 	@$(call gotestsum,integration) -timeout 30m -parallel 4 ./integration/...
 
 .PHONY: test-critest
@@ -94,21 +97,23 @@ torture-snapshotter: deps ## Crash the snapshotter under a real containerd, CRAS
 # The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
 # -mod=mod: its requirements follow those of our own go.mod. Without cgo it shares compiled packages with the kubelet that the
 # toolchain builds.
-ORACLE := cd integration/kubeletoracle && CGO_ENABLED=0 nice go test -mod=mod -count=1 -v
+ORACLE := -mod=mod -count=1 -timeout
 # Where the scenarios begin; each has the next number.
 ORACLESEED ?= 1
 
 .PHONY: test-oracle
 test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (7 minutes the first time, then seconds)
 	@echo "test-oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
-	@$(ORACLE) -timeout 15m . -steps 10000 -seed $(ORACLESEED)
-	@echo "test-oracle: the kubelet's cAdvisor: its client and handlers for CRI-O, and the names and answers of mode crio"
-	@$(ORACLE) -timeout 5m ./cadvisor
+	@mkdir -p $(RESULTS)
+	@gotestsum="$$($(TOOLCHAIN) get gotestsum)"; cd integration/kubeletoracle; export CGO_ENABLED=0; \
+	nice "$$gotestsum" --format pkgname --jsonfile "$(CURDIR)/$(RESULTS)/oracle.json" -- $(ORACLE) 20m . -steps 10000 -seed $(ORACLESEED); \
+	echo "test-oracle: the kubelet's cAdvisor: its client and handlers for CRI-O, and the names and answers of mode crio"; \
+	nice "$$gotestsum" --format pkgname --jsonfile "$(CURDIR)/$(RESULTS)/cadvisor.json" -- $(ORACLE) 20m ./cadvisor
 
 .PHONY: oracle
 oracle: ## The same for 200 000 passes; ORACLESEED=N begins elsewhere
 	@echo "oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
-	@$(ORACLE) -timeout 60m . -steps 200000 -seed $(ORACLESEED)
+	@cd integration/kubeletoracle; CGO_ENABLED=0 nice go test -v $(ORACLE) 60m . -steps 200000 -seed $(ORACLESEED)
 
 .PHONY: test-snapshotter
 test-snapshotter: deps ## containerd's own tests of a snapshotter with every set of options on ext4, xfs and btrfs (root; 6 minutes)
@@ -137,7 +142,7 @@ test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in a guest
 summary:
 	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \
 	  --post-run-command 'bash -c "echo $$((TESTS_TOTAL - TESTS_FAILED - TESTS_SKIPPED)) passed, $$((TESTS_FAILED + TESTS_ERRORS)) failed, $$TESTS_SKIPPED skipped"' \
-	  -- cat $(wildcard $(RESULTS)/unit.json $(RESULTS)/integration.json)
+	  -- cat $(wildcard $(RESULTS)/unit.json $(RESULTS)/integration.json $(RESULTS)/oracle.json $(RESULTS)/cadvisor.json)
 
 .PHONY: bench
 bench: ## All Go benchmarks, with allocations
@@ -149,8 +154,12 @@ bench-proxy: deps build ## What the proxy costs: direct and through cleave, inte
 	@go run ./integration/bench -cleave bin/cleave proxy
 
 .PHONY: bench-engine
-bench-engine: ## What one decision costs: 500 pods, 1 000 images
-	@go test -run '^$$' -bench . -benchmem ./engine/... | sed -n 's/^Benchmark/BENCH &/p'
+bench-engine: ## What one decision costs (500 pods, 1 000 images), and how fast the simulator is
+	@go test -run '^$$' -bench . -benchmem ./engine ./engine/sim | awk ' \
+	  /^BenchmarkDecision/ { printf "BENCH engine.decision.ms %.3f ms\nBENCH engine.decision.bytes %d bytes\n", $$3 / 1e6, $$5 } \
+	  /^BenchmarkSteps/ { split($$1, name, /[\/-]/); printf "BENCH engine.sim.steps_per_minute.%s %d steps\n", name[2], $$5; if (!least || $$5 < least) least = $$5 } \
+	  /^FAIL/ { failed = 1 } \
+	  END { if (failed || !least) { print "bench-engine: a benchmark failed" > "/dev/stderr"; exit 1 }; printf "BENCH engine.sim.steps_per_minute %d steps\n", least }'
 
 .PHONY: bench-snapshotter
 bench-snapshotter: deps build ## What the split snapshotter costs and gains beside overlayfs (root)

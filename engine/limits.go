@@ -62,11 +62,11 @@ func (c Config) emptyDirOver(pod *Pod, st *PodStats) *Eviction {
 // podOver compares all that a pod uses with all that its containers may use
 // (LSE-7). A declared limit of 0 is a limit (LSE-8).
 func podOver(pod *Pod, st *PodStats) *Eviction {
-	limit := pod.Limit()
-	if limit == nil || limit.Cmp(*quantity(st.EphemeralStorage.usedBytes())) >= 0 {
+	limit := pod.limit()
+	if !limit.given || limit.q.Cmp(*quantity(st.EphemeralStorage.usedBytes())) >= 0 {
 		return nil
 	}
-	return &Eviction{Cause: PodLimit, Limit: *limit}
+	return &Eviction{Cause: PodLimit, Limit: limit.q}
 }
 
 // containerOver finds the first container above its own limit (LSE-9). To the

@@ -102,9 +102,7 @@ func (p *Pod) request(r Resource, keep bool) resource.Quantity {
 	var total resource.Quantity
 	switch {
 	case !p.PodLevel || keep && r == EphemeralStorage:
-		if sum := p.aggregate(func(c *Container) *resource.Quantity { return get(&c.Requests) }); sum != nil {
-			total = *sum
-		}
+		total = p.aggregate(func(c *Container) *resource.Quantity { return get(&c.Requests) }).q
 		// A request at pod level can only be one of memory: without PodLevel
 		// there is none.
 	case r == Memory && p.PodLevelMemory != nil:
@@ -119,9 +117,16 @@ func (p *Pod) request(r Resource, keep bool) resource.Quantity {
 // Limit is the ephemeral storage that the pod's containers may use together,
 // in bytes; nil if none of them says anything (LSE-6).
 func (p *Pod) Limit() *resource.Quantity {
+	if total := p.limit(); total.given {
+		return &total.q
+	}
+	return nil
+}
+
+func (p *Pod) limit() sum {
 	total := p.aggregate(func(c *Container) *resource.Quantity { return c.Limits.EphemeralStorage })
-	if total != nil && p.Overhead.EphemeralStorage != nil && !total.IsZero() {
-		total.Add(*p.Overhead.EphemeralStorage)
+	if p.Overhead.EphemeralStorage != nil && !total.q.IsZero() {
+		total.q.Add(*p.Overhead.EphemeralStorage)
 	}
 	return total
 }
@@ -139,47 +144,52 @@ func amountsOf(r Resource) func(*Amounts) *resource.Quantity {
 
 // aggregate is what a pod needs of something at most at any one time: init
 // containers run one after the other before the regular ones, sidecars from
-// their place on for good (RANK-17). It is nil if no container says anything.
-// The result belongs to the caller.
-func (p *Pod) aggregate(amount func(*Container) *resource.Quantity) *resource.Quantity {
-	var running, starting, sidecars *resource.Quantity
+// their place on for good (RANK-17). Nothing is given if no container says
+// anything.
+func (p *Pod) aggregate(amount func(*Container) *resource.Quantity) sum {
+	var running, starting, sidecars sum
 	for i := range p.Containers {
-		running = plus(running, amount(&p.Containers[i]))
+		running.add(amount(&p.Containers[i]))
 	}
 	for i := range p.InitContainers {
 		c := &p.InitContainers[i]
 		now := amount(c)
 		if c.Sidecar {
-			running = plus(running, now)
-			sidecars = plus(sidecars, now)
+			running.add(now)
+			sidecars.add(now)
 			starting = larger(starting, sidecars)
 		} else {
-			starting = larger(starting, plus(plus(nil, sidecars), now))
+			both := sidecars.clone()
+			both.add(now)
+			starting = larger(starting, both)
 		}
 	}
 	return larger(running, starting)
 }
 
-// plus adds b to a, which it may change; nil is nothing at all.
-func plus(a, b *resource.Quantity) *resource.Quantity {
-	if b == nil {
-		return a
-	}
-	if a == nil {
-		q := b.DeepCopy()
-		return &q
-	}
-	a.Add(*b)
-	return a
+// sum is an amount; the zero sum is nothing at all, which is not 0.
+type sum struct {
+	q     resource.Quantity
+	given bool
 }
 
-// larger is a copy of the larger one, nil being less than anything.
-func larger(a, b *resource.Quantity) *resource.Quantity {
-	if b == nil {
-		return a
+// add adds an amount; nil is nothing at all.
+func (s *sum) add(q *resource.Quantity) {
+	switch {
+	case q == nil:
+	case s.given:
+		s.q.Add(*q)
+	default:
+		s.q, s.given = q.DeepCopy(), true
 	}
-	if a == nil || compare(b, a) > 0 {
-		return plus(nil, b)
+}
+
+func (s *sum) clone() sum { return sum{q: s.q.DeepCopy(), given: s.given} }
+
+// larger is a copy of the larger one, nothing being less than anything.
+func larger(a, b sum) sum {
+	if b.given && (!a.given || a.q.Cmp(b.q) < 0) {
+		return b.clone()
 	}
 	return a
 }

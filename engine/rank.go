@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -74,22 +75,20 @@ func (o Options) rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ran
 	if s.Resource() == PIDs {
 		order = compareProcesses
 	}
-	places := make([]Ranked, len(pods))
-	sorted := make([]*Ranked, len(pods))
+	out := make([]Ranked, len(pods))
+	sorted := make([]int, len(pods)) // places are large: numbers are moved, then each place once
 	for i := range pods {
-		places[i] = o.placed(s, layout, &pods[i], stats[pods[i].UID])
-		sorted[i] = &places[i]
+		out[i] = o.placed(s, layout, &pods[i], stats[pods[i].UID])
+		sorted[i] = i
 	}
-	slices.SortFunc(sorted, func(a, b *Ranked) int {
+	slices.SortFunc(sorted, func(i, j int) int {
+		a, b := &out[i], &out[j]
 		if c := order(a, b); c != 0 {
 			return c
 		}
-		return cmp.Compare(a.UID, b.UID)
+		return cmp.Or(strings.Compare(a.UID, b.UID), cmp.Compare(i, j))
 	})
-	out := make([]Ranked, len(pods))
-	for i := range sorted {
-		out[i] = *sorted[i]
-	}
+	arrange(out, sorted)
 	for i := 1; i < len(out); i++ {
 		out[i].Group = out[i-1].Group
 		if order(&out[i-1], &out[i]) != 0 {
@@ -97,6 +96,23 @@ func (o Options) rank(s Signal, layout Layout, pods []Pod, stats podStats) []Ran
 		}
 	}
 	return out
+}
+
+// arrange puts list[order[i]] in place i, for all i; order is used up.
+func arrange[T any](list []T, order []int) {
+	for start := range order {
+		first, i := list[start], start
+		for order[i] != i {
+			from := order[i]
+			order[i] = i
+			if from == start {
+				list[i] = first
+				break
+			}
+			list[i] = list[from]
+			i = from
+		}
+	}
 }
 
 // placed collects what decides about a pod's place.

@@ -1,11 +1,11 @@
 package garbage
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -62,7 +62,7 @@ type Images map[string]Image
 // not asked: an image that only a sandbox uses is safe only if it is pinned
 // (IGC-3). inUse are the keys that containers use.
 func (i Images) Look(list []Listed, users []ImageUser, began, now time.Time) (next Images, inUse map[string]bool) {
-	inUse = make(map[string]bool, len(users))
+	inUse = make(map[string]bool, min(len(users), len(list)))
 	for _, u := range users {
 		inUse[key(u.ImageID, u.Handler)] = true
 		for _, v := range u.Volumes {
@@ -90,25 +90,29 @@ func (i Images) Look(list []Listed, users []ImageUser, began, now time.Time) (ne
 // Unused are the images that may be deleted, first to go first: neither in use
 // nor pinned, never used ones first, then by last use, then by age (IGC-8).
 func (i Images) Unused(inUse map[string]bool) []Image {
-	records := make([]Image, 0, len(i))
+	records := make([]Image, 0, max(0, len(i)-len(inUse)))
 	for k, record := range i {
 		if !inUse[k] && !record.Pinned {
 			records = append(records, record)
 		}
 	}
-	sorted := make([]*Image, len(records))
-	for j := range records {
-		sorted[j] = &records[j]
+	sorted := make([]int32, len(records)) // numbers are moved, then each record once
+	for j := range sorted {
+		sorted[j] = int32(j)
 	}
-	slices.SortFunc(sorted, func(a, b *Image) int {
+	slices.SortFunc(sorted, func(i, j int32) int {
+		a, b := &records[i], &records[j]
 		if c := a.before(b); c != 0 {
 			return c
 		}
-		return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.Handler, b.Handler))
+		if c := strings.Compare(a.ID, b.ID); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Handler, b.Handler)
 	})
 	out := make([]Image, len(records))
-	for j := range sorted {
-		out[j] = *sorted[j]
+	for j, k := range sorted {
+		out[j] = records[k]
 	}
 	return out
 }
