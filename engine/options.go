@@ -14,7 +14,8 @@ type Options struct {
 	DisksOnly bool
 	// MostUrgentFirst handles, of several thresholds that are due, a hard one
 	// before a soft one and then the one of which the least part is left
-	// (GAP-15, GAP-14).
+	// (GAP-15, GAP-14). If nobody can go for that one, it is the next on another
+	// filesystem: one disk that nobody can help keeps no other waiting.
 	MostUrgentFirst bool
 	// InodesByInodes ranks by inodes alone, without subtracting a request of
 	// bytes (GAP-3).
@@ -159,13 +160,19 @@ func (o Options) choices(due []Threshold, seen Observations) []Threshold {
 	if !o.MostUrgentFirst || len(due) == 0 {
 		return due
 	}
+	return byUrgency(due, seen)[:1]
+}
+
+// byUrgency orders thresholds: hard ones first, then those of which the least
+// part is left.
+func byUrgency(due []Threshold, seen Observations) []Threshold {
 	left := func(t Threshold) float64 {
 		want := t.Value.Of(seen[t.Signal].Capacity)
 		return float64(seen[t.Signal].Available) / want.AsApproximateFloat64()
 	}
-	return []Threshold{slices.MinFunc(due, func(a, b Threshold) int {
+	return slices.SortedFunc(slices.Values(due), func(a, b Threshold) int {
 		return cmp.Or(first(a.Hard(), b.Hard()), cmp.Compare(left(a), left(b)), compareThresholds(a, b))
-	})}
+	})
 }
 
 // together says whether two signals are about one filesystem, or neither about

@@ -69,6 +69,19 @@ func TestOptionMostUrgentFirst_GAP15_GAP14(t *testing.T) {
 	}
 }
 
+// TestOneDiskKeepsNoOtherWaiting: nobody has anything on the disk that is most
+// urgent; the pod that fills the other one goes.
+func TestOneDiskKeepsNoOtherWaiting(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "nodefs.available<10Gi,imagefs.available<10Gi").with(Cleave()).settled(Detected{ImageApart: true})
+	if d := n.pass(0, Summary{NodeFS: disk(0), ImageFS: disk(gib)}); d.Threshold.Signal != ImageFSAvailable || victim(d) != "pod" || len(d.Choices) != 1 {
+		t.Errorf("%s, %s", d.Threshold, victim(d))
+	}
+	if d := n.pass(10, Summary{NodeFS: disk(0), ImageFS: disk(20 * gib)}); d.Threshold.Signal != NodeFSAvailable || d.NoVictim != "OnlyWhoHelps" {
+		t.Errorf("%s, %s", d.Threshold, d.NoVictim)
+	}
+}
+
 func TestOptionInodesByInodes_GAP3_UnmeasuredIsZero_GAP18(t *testing.T) {
 	t.Parallel()
 	story := func(o Options) string { // T19

@@ -376,3 +376,98 @@ func TestPropertyMoreSpaceMeetsNoMoreThresholds(t *testing.T) {
 		}
 	})
 }
+
+// cleaveOn is the cleave profile with thresholds of one signal.
+func cleaveOn(t *rapid.T) Config {
+	list, err := Parse(Settings{
+		Hard:       map[string]string{"nodefs.available": rapid.SampledFrom([]string{"10%", "5Gi", "50%"}).Draw(t, "hard")},
+		MinReclaim: map[string]string{"nodefs.available": rapid.SampledFrom([]string{"0", "1Gi"}).Draw(t, "reclaim")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Config{Thresholds: list, TransitionPeriod: time.Minute, Options: Cleave()}
+}
+
+// roomy is a node with so much available, a possible figure.
+func roomy(t *rapid.T, in Input, available uint64) Input {
+	s := *in.Summary
+	capacity := uint64(100 * gib)
+	f := &FSStats{Time: start, AvailableBytes: &available, CapacityBytes: &capacity}
+	s.NodeFS, s.ImageFS, s.ContainerFS = f, f, f
+	in.Summary, in.Layout, in.Now = &s, &Detected{}, start
+	return in
+}
+
+// TestPropertyMoreSpaceNoMoreVictims holds for the cleave profile: what goes
+// with more space goes with less, too.
+func TestPropertyMoreSpaceNoMoreVictims(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		config, in := cleaveOn(t), anyInput(t)
+		less := rapid.Uint64Max(uint64(60*gib)).Draw(t, "less")
+		more := less + rapid.Uint64Max(uint64(40*gib)).Draw(t, "more")
+		_, a := config.Sync(State{}, roomy(t, in, less))
+		_, b := config.Sync(State{}, roomy(t, in, more))
+		if b.Victim != nil && a.Victim == nil {
+			t.Fatalf("with %d nobody goes (%s), with %d %s does", less, a.NoVictim, more, b.Victim.UID)
+		}
+		if a.NeedBytes != nil && b.NeedBytes != nil && *b.NeedBytes > *a.NeedBytes {
+			t.Fatalf("with %d %d are needed, with %d %d", less, *a.NeedBytes, more, *b.NeedBytes)
+		}
+	})
+}
+
+// TestPropertyEnoughReclaimedNobodyGoes holds for the cleave profile: when what
+// was due is no longer short, the victim lives, and the next pass wants nothing.
+func TestPropertyEnoughReclaimedNobodyGoes(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		config, in := cleaveOn(t), anyInput(t)
+		state, d := config.Sync(State{}, roomy(t, in, rapid.Uint64Max(uint64(5*gib)-1).Draw(t, "available")))
+		if d.Outcome != Pressure || d.NeedBytes == nil {
+			t.Fatalf("%+v", d)
+		}
+		now := roomy(t, in, uint64(51*gib))
+		now.Summary.NodeFS.Time, now.Now = start.Add(time.Second), start.Add(time.Second)
+		if ok, still := config.Resolved(state, d, now.Summary); !ok {
+			t.Fatalf("still %v", still)
+		}
+		if _, next := config.Sync(state, now); next.Victim != nil || len(next.Reclaim) > 0 {
+			t.Fatalf("%+v", next)
+		}
+	})
+}
+
+// TestPropertyWhoGoesHelps holds for the cleave profile: whoever goes has
+// something on the filesystem, and no more go than it takes.
+func TestPropertyWhoGoesHelps(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		config, in := cleaveOn(t), anyInput(t)
+		config.Options.Batch = rapid.Bool().Draw(t, "batch")
+		in = roomy(t, in, rapid.Uint64Max(uint64(60*gib)).Draw(t, "available"))
+		_, d := config.Sync(State{}, in)
+		if d.Victim == nil {
+			return
+		}
+		usage := map[string]resource.Quantity{}
+		for _, r := range d.Ranking {
+			usage[r.UID] = r.Usage
+		}
+		short := config.short(d.Threshold, in.Summary.Observe()[d.Threshold.Signal])
+		for _, e := range append([]Eviction{*d.Victim}, d.Further...) {
+			u := usage[e.UID]
+			if u.Sign() <= 0 {
+				t.Fatalf("%s has nothing there", e.UID)
+			}
+			if short.Sign() <= 0 {
+				t.Fatalf("%s goes and is not needed", e.UID)
+			}
+			short.Sub(u)
+		}
+		if len(d.Further) > 0 && !config.Options.Batch {
+			t.Fatal("more than one goes")
+		}
+	})
+}

@@ -77,7 +77,21 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 		d.Outcome, d.Rule = Calm, "DisksOnly"
 		return s, c.foresee(d, s, seen)
 	}
-	return s, c.relieve(d, s, in, stats, seen, d.Choices[0])
+	first := c.relieve(d, s, in, stats, seen, d.Choices[0])
+	if !c.Options.MostUrgentFirst || first.Victim != nil {
+		return s, first
+	}
+	layout := c.Options.layout(*s.Layout)
+	for _, t := range byUrgency(d.Due, seen) {
+		if t.Signal.disk(layout) == "" || together(t.Signal, first.Threshold.Signal, layout) {
+			continue
+		}
+		d.Choices = []Threshold{t}
+		if other := c.relieve(d, s, in, stats, seen, t); other.Victim != nil {
+			return s, other
+		}
+	}
+	return s, first
 }
 
 // watch moves the state on by what was seen (SYN-7 … SYN-15).

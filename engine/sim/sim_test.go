@@ -361,6 +361,11 @@ func TestPropertyOfAnyWorld(t *testing.T) {
 				t.Fatalf("static pod %s went", p.Spec.Name)
 			}
 		}
+		for _, r := range n.result.Records {
+			if r.Verdict != nil && r.Verdict.Resolved && len(r.Evicted) > 0 {
+				t.Fatalf("%s goes although the reclaim was enough", r.Evicted[0].UID)
+			}
+		}
 		for i := range n.result.Records {
 			if i%8 != 0 {
 				continue
