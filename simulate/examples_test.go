@@ -42,6 +42,7 @@ func TestExamples(t *testing.T) {
 				t.Fatal(err)
 			}
 			var shown []string
+			results := map[sim.Profile]*sim.Result{}
 			for _, profile := range []sim.Profile{sim.KubeletProfile, sim.CleaveProfile} {
 				o, err := Play(s, profile)
 				if err != nil {
@@ -50,6 +51,7 @@ func TestExamples(t *testing.T) {
 				if !o.Expected || len(o.Unexpected) > 0 {
 					t.Errorf("%s: expects anything: %t; not as expected: %q", profile, o.Expected, o.Unexpected)
 				}
+				results[profile] = o.Result
 				shown = append(shown, fmt.Sprint(facts(o.Result)))
 			}
 			if shown[0] == shown[1] {
@@ -60,11 +62,7 @@ func TestExamples(t *testing.T) {
 			kubelet, cleave := s.Expect["kubelet"], s.Expect["cleave"]
 			swapped := 0
 			for profile, expect := range map[sim.Profile]scenario.Expect{sim.KubeletProfile: cleave, sim.CleaveProfile: kubelet} {
-				result, err := sim.Play(World(s), profile)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if len(Check(expect, result)) > 0 {
+				if len(Check(expect, results[profile])) > 0 {
 					swapped++
 				}
 			}
