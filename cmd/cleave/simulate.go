@@ -38,7 +38,11 @@ otherwise than the file expects.`,
 		buffered := bufio.NewWriter(file)
 		o.Record = buffered
 		err = simulate.Run(cmd.OutOrStdout(), args[0], o)
-		return errors.Join(err, buffered.Flush(), file.Close())
+		err = errors.Join(err, buffered.Flush(), file.Close())
+		if err != nil && !errors.Is(err, simulate.ErrUnexpected) {
+			err = errors.Join(err, os.Remove(recordTo)) // nothing whole is in it
+		}
+		return err
 	}
 	return cmd
 }

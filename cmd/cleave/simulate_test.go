@@ -54,6 +54,13 @@ func TestSimulateFails(t *testing.T) {
 	if _, err := run(t, "simulate", file, "--profile", "other"); err == nil || !strings.Contains(err.Error(), "choose kubelet or cleave") {
 		t.Error(err)
 	}
+	records := filepath.Join(t.TempDir(), "records.jsonl")
+	if _, err := run(t, "simulate", filepath.Join(t.TempDir(), "missing.yaml"), "--record", records); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(records); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a file without records is left: %v", err)
+	}
 	if _, err := run(t, "simulate"); err == nil {
 		t.Error("no file is taken for one")
 	}

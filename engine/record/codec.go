@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 
 	"github.com/cleave-cri/cleave/engine"
@@ -25,6 +26,10 @@ var (
 	// ErrFormat says that a record has a format that this cleave does not read.
 	ErrFormat = errors.New("unknown format")
 )
+
+// endless are amounts about which the library of quantities thinks for minutes
+// (apimachinery 0.37); no record of ours has any.
+var endless = regexp.MustCompile(`"[+-]?[0-9.]+[eE]-[0-9]{6,}"`)
 
 // Append appends r to b as one line. The format and the engine's version are
 // this program's, whatever r says.
@@ -101,6 +106,9 @@ func decode(line []byte) (Record, error) {
 		return Record{}, fmt.Errorf("not a record: it has no Format and Engine: %w", ErrFormat)
 	case *head.Format != Format:
 		return Record{}, fmt.Errorf("%w %d, this cleave reads %d; use the cleave that wrote the file", ErrFormat, *head.Format, Format)
+	}
+	if amount := endless.Find(line); amount != nil {
+		return Record{}, fmt.Errorf("not a record: %s is no amount", amount)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(line))
 	decoder.DisallowUnknownFields()

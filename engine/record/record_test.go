@@ -154,6 +154,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{"an unknown key of a later engine", `{"Format":1,"Engine":99,"Later":true}` + "\n", `engine 99 wrote "Later", which engine 1 does not know`, nil},
 		{"another kind of value", strings.Replace(good, `"kubelet"`, `7`, 1), "not a record", nil},
 		{"no JSON", "disk full\n", "not a record", nil},
+		{"an amount without end", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":"1e-100000000"}}}` + "\n", `"1e-100000000" is no amount`, nil},
 		{"an empty line", "\n" + good, "line 1: not a record", nil},
 		{"two on a line", strings.TrimSpace(good) + good, "not a record", nil},
 		{"cut off", good + good[:len(good)-5], "line 2: the file ends within a record", ErrTruncated},

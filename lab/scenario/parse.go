@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -23,7 +24,12 @@ const (
 	maxFileBytes = 1 << 20
 	maxPods      = 2000
 	maxLasts     = 30 * 24 * time.Hour
+	maxThreshold = 40 // bytes of the text of a threshold
 )
+
+// endless are amounts about which the library of quantities thinks for minutes
+// (apimachinery 0.37).
+var endless = regexp.MustCompile(`[eE]-\d{3,}`)
 
 // Load reads a file.
 func Load(file string) (*Scenario, error) {
@@ -105,7 +111,7 @@ func (p *parser) parse(data []byte) *Scenario {
 	if len(p.Faults) == 0 && version != Version {
 		p.Fault(root, "version", "is %d, but this cleave knows version %d only", version, Version)
 	}
-	if s.Lasts <= 0 || s.Lasts > maxLasts {
+	if bad := slices.ContainsFunc(p.Faults, func(f strict.Fault) bool { return f.Key == "lasts" }); !bad && (s.Lasts <= 0 || s.Lasts > maxLasts) {
 		p.at(root, "lasts", "must be from 1s to %s", maxLasts)
 	}
 	if len(s.Filesystems) == 0 {
@@ -547,6 +553,10 @@ func (p *parser) signals(to *map[string]string) func(*yaml.Node, string) {
 			var text string
 			if value.Kind == yaml.ScalarNode && p.Plain(value, path) {
 				text = value.Value // 10Gi and 1000 both are what the kubelet reads
+				if len(text) > maxThreshold || endless.MatchString(text) {
+					p.Fault(value, path, "%s is no amount; write it like 10Gi, 5%% or 1m", strict.Shown(text))
+					return
+				}
 			} else {
 				p.Fault(value, path, "must be one value, not %s", strict.KindOf(value))
 				return

@@ -60,6 +60,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{"a list", "- a", "the file must be keys with values"},
 		{"no filesystem", "version: 1\nlasts: 1m\n", "filesystems: there must be one"},
 		{"too long", strings.Replace(good, "1m", "1000h", 1), "f:2:8: lasts: must be from 1s"},
+		{"an amount without end", good + "kubelet: {evictionHard: {nodefs.available: 1e-100000000}}\n", `"1e-100000000" is no amount`},
 		{"too many pods", good + "images: {i: {}}\npods: {p: {count: 2001, containers: {c: {image: i}}}}\n", "count must be from 1 to 2000"},
 		{"a name with a blank", good + "images: {a b: {}}\n", `"a b" is no name`},
 		{"a name twice", good + "images: {i: {}}\npods:\n  p-1: {containers: {c: {image: i}}}\n  p: {count: 2, containers: {c: {image: i}}}\n", `"p-1" is there twice`},
