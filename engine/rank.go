@@ -199,7 +199,7 @@ func compareUsage(a, b *Ranked) int {
 	if c := cmp.Compare(a.Priority, b.Priority); c != 0 || !a.Measured {
 		return c
 	}
-	return b.Over.Cmp(a.Over)
+	return compare(&b.Over, &a.Over) // what is written must not depend on who was compared
 }
 
 // compareProcesses is the order for process ids: by priority, then unmeasured

@@ -74,6 +74,9 @@ type Item struct {
 // Verdict says whether the reclaim was enough (engine.Config.Resolved).
 type Verdict struct {
 	Resolved bool
+	// Freed is what was set free by then and may have been on its way; the
+	// option AwaitFreed counts it.
+	Freed []engine.Freed `json:",omitempty"`
 	// Still are the thresholds that were not resolved.
 	Still []engine.Threshold `json:",omitempty"`
 }

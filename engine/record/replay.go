@@ -62,8 +62,10 @@ func Again(r Record) Record {
 		again.Steps[i].Items = items
 	}
 	if r.Verdict != nil {
-		again.Verdict = &Verdict{}
-		again.Verdict.Resolved, again.Verdict.Still = r.Config.Resolved(again.Next, again.Decision, r.After)
+		again.Verdict = &Verdict{Freed: r.Verdict.Freed}
+		state := again.Next
+		state.Freed = r.Verdict.Freed
+		again.Verdict.Resolved, again.Verdict.Still = r.Config.Resolved(state, again.Decision, r.After)
 	}
 	return again
 }

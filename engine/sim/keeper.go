@@ -201,7 +201,7 @@ func (n *node) pass(k *keeper) {
 		if len(d.Reclaim) > 0 {
 			n.reclaim(k, d, &r)
 			after := n.observe(k)
-			r.After, r.Verdict = after.Summary, &record.Verdict{}
+			r.After, r.Verdict = after.Summary, &record.Verdict{Freed: k.state.Freed}
 			r.Verdict.Resolved, r.Verdict.Still = k.config.Resolved(k.state, d, after.Summary)
 			if lives = r.Verdict.Resolved; lives && d.Victim != nil {
 				n.event(Event{By: k.name, What: VictimLives, Subject: d.Victim.Name, Rule: "REC-6", Detail: string(d.Threshold.Signal)})
