@@ -132,7 +132,7 @@ func quiesce(ctx context.Context, rt *rapid.T, root string) (err error) {
 		}
 	}
 	want["a"] = [2]int64{want["a"][0] - want["b"][0], want["a"][1] - want["b"][1]}
-	deadline := time.NewTimer(time.Minute)
+	deadline := time.NewTimer(20 * time.Second)
 	defer deadline.Stop()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -157,7 +157,7 @@ func quiesce(ctx context.Context, rt *rapid.T, root string) (err error) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			return fmt.Errorf("a minute after the last change the index says %v, du %v", got, want)
+			return fmt.Errorf("20 s after the last change the index says %v, du %v", got, want)
 		}
 	}
 }
