@@ -77,6 +77,9 @@ type Options struct {
 	CleanupMaxShare float64
 	CleanupMinCount int
 
+	// CleanupWait is how long Cleanup waits at most for the trash to be empty. 0 means 5 s; negative: not at all.
+	CleanupWait time.Duration
+
 	// Log is required.
 	Log *zap.Logger
 
@@ -96,6 +99,7 @@ const (
 	defaultDeletionRate    = 20_000
 	defaultCleanupMaxShare = 0.1
 	defaultCleanupMinCount = 16
+	defaultCleanupWait     = 5 * time.Second
 )
 
 func (o Options) withDefaults() Options {
@@ -105,6 +109,7 @@ func (o Options) withDefaults() Options {
 	setDefault(&o.DeletionRate, defaultDeletionRate)
 	setDefault(&o.CleanupMaxShare, defaultCleanupMaxShare)
 	setDefault(&o.CleanupMinCount, defaultCleanupMinCount)
+	setDefault(&o.CleanupWait, defaultCleanupWait)
 	if o.sources.BootID == "" {
 		o.sources = fence.Kernel()
 	}

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
+	"github.com/cleave-cri/cleave/snapshot/split/trash"
 )
 
 // TestPlacement runs the life of an image and its containers on two disks, and
@@ -580,6 +582,45 @@ func TestRemoveWhatIsInUse(t *testing.T) {
 	settle(t, s)
 	if exists(filepath.Dir(upper)) {
 		t.Error("the layer's folder is still there")
+	}
+}
+
+// Whoever removed an image looks at the disk next: the kubelet does at once, and evicts a pod if the space is not there (GAP-16).
+func TestGAP16_CleanupWaitsForTheSpace(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		rate int
+		wait time.Duration
+		gone bool
+	}{
+		{"as fast as it goes", -1, time.Minute, true},
+		{"longer than it waits", 1, time.Millisecond, false},
+		{"no waiting", 1, -1, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o := folders(t)
+			o.DeletionRate, o.CleanupWait = tc.rate, tc.wait
+			s := initialised(t, o)
+			base, upper := addLayer(t, s, 1, "")
+			for n := range 50 {
+				if err := os.WriteFile(filepath.Join(upper, fmt.Sprint("more-", n)), []byte("x"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(s.Remove(t.Context(), base), s.Cleanup(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			entries, err := os.ReadDir(filepath.Join(o.ImageRoot, trash.Dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool { return trash.IsSlot(e.Name()) })
+			if gone := len(entries) == 0; gone != tc.gone {
+				t.Errorf("when Cleanup has answered the trash holds %d layers", len(entries))
+			}
+		})
 	}
 }
 

@@ -152,7 +152,22 @@ func (s *Snapshotter) Cleanup(ctx context.Context) error {
 	if err := s.sweep(ctx); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
+	s.waitForSpace(ctx)
 	return nil
+}
+
+// waitForSpace waits until what was removed is deleted, at most CleanupWait. containerd cleans up at the end of an image's removal
+// and answers after that; a kubelet that frees space looks at the disk at once then, and evicts a pod if the space is not there yet
+// (GAP-16).
+func (s *Snapshotter) waitForSpace(ctx context.Context) {
+	if s.opts.CleanupWait < 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.opts.CleanupWait)
+	defer cancel()
+	if err := s.WaitIdle(ctx); err != nil {
+		s.log.Debug("the space of what was removed is not free yet", zap.Error(err))
+	}
 }
 
 // ConfirmCleanup does the clean-up that the alarm in Status is about, with
