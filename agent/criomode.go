@@ -23,6 +23,7 @@ import (
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy"
 	"github.com/cleave-cri/cleave/proxy/criocompat"
+	"github.com/cleave-cri/cleave/proxy/criocompat/containers"
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 	"github.com/cleave-cri/cleave/proxy/criocompat/podlabel"
 	"github.com/cleave-cri/cleave/proxy/diskstats"
@@ -54,7 +55,7 @@ func (a *agent) openCRIO() (*crioMode, error) {
 		return nil, err
 	}
 	store := snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace)
-	registry := crio.NewRegistry(runtimeapi.NewRuntimeServiceClient(a.upstream), rootsOf(store, roots))
+	registry := containers.New(runtimeapi.NewRuntimeServiceClient(a.upstream), containerRoots{store, roots})
 	m := &crioMode{
 		roots: roots, store: store, log: a.log.Named("crio"),
 		keeper: crio.NewKeeper(filepath.Join(runtimeDir, "kubelet-told.json"), crio.Sources{
@@ -135,25 +136,31 @@ func (o *observer) disks() crio.Disks {
 	}
 }
 
-// rootsOf finds the folder in which "diff" is a container's writable layer, or makes it.
-func rootsOf(store *snapshot.Store, roots *rootbind.Roots) crio.RootFunc {
-	return func(ctx context.Context, containerID string) (string, error) {
-		folders, err := store.ContainerFolders(ctx, containerID)
-		if errors.Is(err, snapshot.ErrGone) {
-			return "", criocompat.ErrUnknown
-		}
-		if err != nil {
-			return "", err
-		}
-		// The split snapshotter names it so (KSS-10).
-		if filepath.Base(folders.Upper) == "diff" {
-			return filepath.Dir(folders.Upper), nil
-		}
-		if folders.Upper == "" {
-			return "", fmt.Errorf("the snapshotter does not say in which folder the writable layer of container %s is", containerID)
-		}
-		return roots.Bind(containerID, folders.Upper)
+// containerRoots finds the folder in which "diff" is a container's writable layer, or makes it.
+type containerRoots struct {
+	store *snapshot.Store
+	roots *rootbind.Roots
+}
+
+var _ containers.Roots = containerRoots{}
+
+// Root implements [containers.Roots].
+func (r containerRoots) Root(ctx context.Context, containerID string) (string, error) {
+	folders, err := r.store.ContainerFolders(ctx, containerID)
+	if errors.Is(err, snapshot.ErrGone) {
+		return "", criocompat.ErrUnknown
 	}
+	if err != nil {
+		return "", err
+	}
+	// The split snapshotter names it so (KSS-10).
+	if filepath.Base(folders.Upper) == "diff" {
+		return filepath.Dir(folders.Upper), nil
+	}
+	if folders.Upper == "" {
+		return "", fmt.Errorf("the snapshotter does not say in which folder the writable layer of container %s is", containerID)
+	}
+	return r.roots.Bind(containerID, folders.Upper)
 }
 
 // kubeletOf reads who a process is that asks for the node's disks.
