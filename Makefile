@@ -84,6 +84,13 @@ test-critest: deps ## All critest specs, direct and through cleave, compared (ro
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRITEST=full $(call gotestsum,critest,standard-verbose) -timeout 60m -count=1 -run '^TestCritest' ./integration
 
+.PHONY: test-crio
+test-crio: deps ## Mode crio with a real kubelet and API server, the long runs too (root; some 15 minutes)
+	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
+	@echo "test-crio: all restarts in all orders, both orders of cAdvisor's handlers, fast and slow fills"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_CRIO=long $(call gotestsum,crio,standard-verbose) -timeout 60m -count=1 ./integration/crio
+
 # How many crashes; CLEAVE_TORTURE_SEED=N repeats a run.
 CRASHES ?= 320
 
