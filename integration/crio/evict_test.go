@@ -93,6 +93,10 @@ func TestKSS24_TheFillerIsEvictedNotTheInnocent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A kubelet that starts measures at once; one that runs does so once a minute.
+	if err := errors.Join(c.kubelet.Stop(ctx), c.kubelet.Start(ctx)); err != nil {
+		t.Fatal(err)
+	}
 	// Limits are the kubelet's to enforce, on the writable layer and on volumes.
 	for pod, reason := range map[string]string{limited.Name: "exceeds the total limit of containers", bounded.Name: "exceeds the limit"} {
 		p, err := c.plane.WaitPod(ctx, pod, "be evicted", evicted)
