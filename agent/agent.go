@@ -17,9 +17,11 @@ import (
 	"github.com/cleave-cri/cleave/agent/handover"
 	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/fsstats/walk"
 	"github.com/cleave-cri/cleave/proxy"
+	"github.com/cleave-cri/cleave/proxy/criocompat"
 	"github.com/cleave-cri/cleave/proxy/diskstats"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
@@ -94,14 +96,14 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
 	}
 	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now()}
-	if err := a.open(inherited); err != nil {
+	if err := a.open(ctx, inherited); err != nil {
 		return errors.Join(err, a.giveUp(), a.close())
 	}
 	return errors.Join(a.serve(ctx, inherited), a.close())
 }
 
 // open makes all parts, without serving anybody yet.
-func (a *agent) open(inherited *handover.Inheritance) error {
+func (a *agent) open(ctx context.Context, inherited *handover.Inheritance) error {
 	var err error
 	if !a.opt.Passthrough {
 		if a.upstream, err = upstream.Connect(a.cfg.Runtime.Endpoint.Path(), a.dialRuntime); err != nil {
@@ -135,6 +137,12 @@ func (a *agent) open(inherited *handover.Inheritance) error {
 	}
 	if err := a.notOurs(); err != nil {
 		return err
+	}
+	if a.crio != nil {
+		// A kubelet would get no figures, for the rest of its life.
+		if r := criocompat.CheckReached(a.listen.path).Run(ctx); r.Level == doctor.Fail {
+			return fmt.Errorf("serve in mode crio: %s: %s", r.Reason, r.Remedy)
+		}
 	}
 	a.listening.Store(true)
 	return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy/criocompat"
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
@@ -57,7 +58,7 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		return checkLayout(ctx, cfg.Mode, control, o)
 	}})
 	if cfg.Mode == config.ModeCRIO {
-		checks = append(checks, nriplugin.CheckEnabled(cfg.CRIO.NRIEndpoint.Path()))
+		checks = append(checks, nriplugin.CheckEnabled(cfg.CRIO.NRIEndpoint.Path()), criocompat.CheckReached(own))
 	}
 	results = append(results, doctor.Run(ctx, checks)...)
 	results = append(results, examineKubelet(ctx, cfg, kubelet.Reader{}, o)...)

@@ -300,7 +300,10 @@ func (m *crioMode) configure(c *proxy.Config) {
 		c.Interceptors[method] = fn
 	}
 	// Without the plugin a container would never be measured by the kubelet (KSS-6).
-	c.Gates = map[string]proxy.GateFunc{runtimeapi.RuntimeService_CreateContainer_FullMethodName: m.plugin.Wait}
+	c.Gates = map[string]proxy.GateFunc{
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName: m.plugin.Wait,
+		runtimeapi.RuntimeService_RestorePod_FullMethodName:      m.plugin.Wait,
+	}
 }
 
 // CRIOStatus is how mode crio is: what the kubelet was told, and whether it measures containers.
