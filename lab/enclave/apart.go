@@ -89,7 +89,7 @@ func furnish() error {
 	if err := addAddress("lo:1", Address); err != nil {
 		return fmt.Errorf("give the own network the address %s: %w", Address, err)
 	}
-	if err := leaveLoops(); err != nil {
+	if err := leaveOthers(); err != nil {
 		return err
 	}
 	for _, dir := range aside {
@@ -100,10 +100,13 @@ func furnish() error {
 	return nil
 }
 
-// leaveLoops takes copies of others' mounts of loop devices away: they would keep the devices of other runs busy after those have
-// unmounted them. What these processes see of a lab is their own.
-func leaveLoops() error {
-	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(i.Source, "/dev/loop"), false })
+// leaveOthers takes copies of other runs' mounts away, of loop devices and of overlays on them: they would keep the devices busy
+// after the others have unmounted them. What these processes see of a lab is their own.
+func leaveOthers() error {
+	mounts, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) {
+		theirs := strings.HasPrefix(i.Source, "/dev/loop") || i.FSType == "overlay" || strings.HasPrefix(i.Mountpoint, os.TempDir()+"/")
+		return !theirs || i.Mountpoint == "/", false
+	})
 	if err != nil {
 		return fmt.Errorf("list the mounts that came along: %w", err)
 	}
