@@ -157,7 +157,7 @@ func (c *cluster) rootfs(ctx context.Context, pod string) (uint64, error) {
 
 // Images that nobody uses go when their disk is full; no pod does.
 func TestKSS5_UnusedImagesGoBeforeAnyPod(t *testing.T) {
-	c := start(t, options{settings: eviction(map[string]string{"imagefs.available": "45%"})})
+	c := start(t, options{settings: eviction(map[string]string{"imagefs.available": "70%"})})
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := c.plane.Run(ctx, innocent()); err != nil {
@@ -197,11 +197,11 @@ func TestKSS5_UnusedImagesGoBeforeAnyPod(t *testing.T) {
 	c.stillRuns(ctx, t, "innocent")
 }
 
-// fillImages pulls images of 120 MiB that nobody uses.
+// fillImages pulls images of 60 MiB that nobody uses.
 func (c *cluster) fillImages(ctx context.Context, t *testing.T, client *pod.Client, tag string, count int) {
 	t.Helper()
 	for n := range count {
-		img, err := image.Random(time.Now().UnixNano(), 1, 120<<20)
+		img, err := image.Random(time.Now().UnixNano(), 1, 60<<20)
 		if err != nil {
 			t.Fatal(err)
 		}
