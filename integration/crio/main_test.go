@@ -76,4 +76,4 @@ func eventually(ctx context.Context, t *testing.T, what string, try func() error
 }
 
 // patience bounds what a test waits for: far longer than it should take on a busy machine.
-const patience = 3 * time.Minute
+const patience = 6 * time.Minute
