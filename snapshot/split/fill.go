@@ -278,11 +278,12 @@ func (s *Snapshotter) unfilled(ctx context.Context, ids []string, all bool) (sub
 			}
 			return nil
 		}
-		return ignoringEmpty(storage.WalkInfo(ctx, func(ctx context.Context, info snapshots.Info) error {
-			id, _, _, err := storage.GetInfo(ctx, info.Name)
-			if err != nil {
-				return err
-			}
+		byKey, err := idsByKey(ctx)
+		if err != nil {
+			return ignoringEmpty(err)
+		}
+		return ignoringEmpty(storage.WalkInfo(ctx, func(_ context.Context, info snapshots.Info) error {
+			id := byKey[info.Name]
 			rec, found, err := getRecord(b, id)
 			if err == nil && found && rec.Figure == nil {
 				subjects = append(subjects, subject{id: id, root: rec.Root, committed: true})

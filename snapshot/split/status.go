@@ -128,8 +128,13 @@ func (s *Snapshotter) Status(ctx context.Context) (Status, error) {
 	err := s.db.read(ctx, func(ctx context.Context, b *bolt.Bucket) error {
 		st.Client.Pinned = string(b.Get(containerdKey))
 		st.Database.UsedBytes = b.Tx().Size()
-		return ignoringEmpty(storage.WalkInfo(ctx, func(ctx context.Context, info snapshots.Info) error {
-			return s.count(ctx, b, info, sums)
+		// Labels can be large and are read with each look at a snapshot; so it is one look.
+		ids, err := idsByKey(ctx)
+		if err != nil {
+			return ignoringEmpty(err)
+		}
+		return ignoringEmpty(storage.WalkInfo(ctx, func(_ context.Context, info snapshots.Info) error {
+			return s.count(b, ids[info.Name], info, sums)
 		}))
 	})
 	if err != nil {
@@ -177,11 +182,20 @@ func (r RootStatus) shares(other RootStatus) bool {
 	return r.Device == other.Device || r.UUID != "" && r.UUID == other.UUID
 }
 
-func (s *Snapshotter) count(ctx context.Context, b *bolt.Bucket, info snapshots.Info, roots map[fence.Role]*RootStatus) error {
-	id, _, _, err := storage.GetInfo(ctx, info.Name)
+// idsByKey lists the IDs of all snapshots.
+func idsByKey(ctx context.Context) (map[string]string, error) {
+	keys, err := storage.IDMap(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	ids := make(map[string]string, len(keys))
+	for id, key := range keys {
+		ids[key] = id
+	}
+	return ids, nil
+}
+
+func (s *Snapshotter) count(b *bolt.Bucket, id string, info snapshots.Info, roots map[fence.Role]*RootStatus) error {
 	rec, err := mustRecord(b, id)
 	if err != nil {
 		return err
