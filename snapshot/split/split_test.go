@@ -634,3 +634,38 @@ func TestOpenMakesNothing(t *testing.T) {
 		t.Error("opening made something")
 	}
 }
+
+// Somebody's folder with the name that the probe uses is somebody's: neither init nor a start deletes it.
+func TestI4_AFolderCalledProbeIsNotOurs(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	theirs := filepath.Join(o.ImageRoot, "probe", "data")
+	write := func() {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(theirs), 0o755), os.WriteFile(theirs, []byte("precious"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write()
+	if err := Init(t.Context(), o); err == nil || !strings.Contains(err.Error(), "probe") {
+		t.Errorf("init says %v", err)
+	}
+	if !exists(theirs) {
+		t.Fatal("init deleted it")
+	}
+	if err := os.RemoveAll(filepath.Dir(theirs)); err != nil {
+		t.Fatal(err)
+	}
+	s := initialised(t, o)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	write()
+	s = opened(t, o)
+	if _, err := s.Prepare(t.Context(), "k8s.io/1/x", ""); err == nil {
+		t.Error("something is made on a root that somebody else uses")
+	}
+	if !exists(theirs) {
+		t.Error("a start deleted it")
+	}
+}

@@ -3,7 +3,9 @@ package fence
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +22,9 @@ const probeName = "probe"
 // tried; that is no error, since the snapshotter must come up there too.
 func Suits(root *rootdir.Root) (err error) {
 	clean := func() error {
+		if err := probeIsOurs(root); err != nil {
+			return err
+		}
 		return root.RemoveTree(probeName, func() error { return nil }, func(rootdir.Removed) {})
 	}
 	if err := clean(); err != nil {
@@ -55,6 +60,46 @@ func Suits(root *rootdir.Root) (err error) {
 	}
 	if err := mountsOverlay(filepath.Join(root.Path(), probeName)); err != nil {
 		return fmt.Errorf("%s: an overlay with its upper folder there can't be mounted: %w", root.Path(), err)
+	}
+	return nil
+}
+
+// probeParts are the folders of a probe, and what may be in each: overlayfs makes folders in its work folder, which it leaves empty.
+var probeParts = map[string][]string{"lower": nil, "upper": {"whiteout"}, "work": {"work", "index"}}
+
+// probeIsOurs makes sure that what is in the root under the probe's name is nothing but what a probe makes, before it is deleted.
+func probeIsOurs(root *rootdir.Root) error {
+	foreign := func(name string) error {
+		return fmt.Errorf("%s has %q, which no probe made: move the folder %q out of the root", root.Path(), name, probeName)
+	}
+	parts, err := root.Names(probeName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		known, ok := probeParts[part]
+		if !ok {
+			return foreign(filepath.Join(probeName, part))
+		}
+		names, err := root.Names(filepath.Join(probeName, part))
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			path := filepath.Join(probeName, part, name)
+			if !slices.Contains(known, name) {
+				return foreign(path)
+			}
+			if part != "work" {
+				continue
+			}
+			if inside, err := root.Names(path); err != nil || len(inside) > 0 {
+				return errors.Join(foreign(path), err)
+			}
+		}
 	}
 	return nil
 }
