@@ -171,6 +171,23 @@ func TestRealContainerdTakesTheDropIn(t *testing.T) {
 	}
 }
 
+// A drop-in that is there and is set over by a later one is not as it should be.
+func TestWriteSeesThatItsFileHasNoEffect(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "version = 3\n"+imports)
+	if _, err := Write(t.Context(), n.target, n.o); err != nil {
+		t.Fatal(err)
+	}
+	later := filepath.Join(filepath.Dir(n.o.DropIn), "zz.toml")
+	if err := os.WriteFile(later, []byte("version = 3\n[plugins.'io.containerd.cri.v1.images']\nsnapshotter = 'overlayfs'\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Write(t.Context(), n.target, n.o)
+	if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "has no effect") {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
 func TestWriteKeepsABackup(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, mains["empty"])

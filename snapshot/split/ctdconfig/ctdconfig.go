@@ -186,6 +186,17 @@ func Make(f Facts, o Options) (Plan, error) {
 	switch state, _ := inspect(f.DropIn); {
 	case slices.Equal(f.DropIn, p.Content):
 		p.Unchanged = true
+		// That it is there does not say that it has its effect.
+		without, err := Verify(f.Dump, f.Dump, o)
+		if err != nil {
+			return Plan{}, err
+		}
+		if len(p.Conflicts) > 0 {
+			without = nil // what is wrong was said better
+		}
+		for _, w := range without {
+			p.Conflicts = append(p.Conflicts, Conflict{o.DropIn, "the file is there and has no effect: " + w, "take that away, or give the drop-in a name that comes later"})
+		}
 	case state == foreign:
 		p.Conflicts = append(p.Conflicts, Conflict{o.DropIn, "the file is there and was not written by cleave", "move it away"})
 	case state != absent:
