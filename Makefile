@@ -16,6 +16,9 @@ PEERS := containerd ctr containerd-shim-runc-v2 crictl
 # What mode crio is tested with besides.
 KUBERNETES := kubelet kube-apiserver etcd
 
+# What the compatibility matrix runs besides, of older versions.
+OLDER := kubelet-1.34 kubelet-1.35 kubelet-1.36 containerd-older shim-older
+
 # As root a test that can't run fails instead of being skipped: a kind of tests that never runs is no test.
 ifeq ($(shell id -u),0)
 export CLEAVE_REQUIRE_ROOT_TESTS ?= 1
@@ -145,6 +148,20 @@ test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in a guest
 	@mkdir -p $(RESULTS)
 	@CLEAVE_GUEST=1 $(call gotestsum,quota-vm,standard-verbose) -timeout 20m -count=1 -run '^TestQuota$$' ./integration/guest
 
+# Which cells to run: KUBELET/CONTAINERD/MODE, patterns of go test's -run.
+CELLS ?= .*
+
+.PHONY: matrix
+matrix: deps ## Four kubelets, two containerds, two modes; writes docs/compatibility.md (root; 15 minutes, 30 the first time)
+	@echo "matrix: 1. older kubelets and containerd, about 15 minutes the first time on two cores, 2. a node for each cell, 3. the page"
+	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) $(OLDER) >/dev/null
+	@mkdir -p $(RESULTS)
+	@rm -f $(RESULTS)/cells.jsonl
+	@rc=0; \
+	CLEAVE_MATRIX="$(CURDIR)/$(RESULTS)/cells.jsonl" $(call gotestsum,matrix,standard-verbose) -timeout 90m -count=1 -run '^TestMatrix$$/$(CELLS)' ./integration/crio || rc=1; \
+	go run ./integration/matrix $(RESULTS)/cells.jsonl || rc=1; \
+	exit $$rc
+
 .PHONY: summary
 summary:
 	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \
@@ -159,6 +176,17 @@ bench: ## All Go benchmarks, with allocations
 bench-proxy: deps build ## What the proxy costs: direct and through cleave, interleaved (root)
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null
 	@go run ./integration/bench -cleave bin/cleave proxy
+
+# For how long each of the three phases is measured.
+BENCHTIME ?= 3m
+
+.PHONY: bench-crio
+bench-crio: deps ## What the kubelet and cleave take of a core with 30 idle pods: on containerd, in modes cri and crio (root; 15 minutes)
+	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
+	@echo "bench-crio: three nodes with 30 idle pods, each measured for $(BENCHTIME)"
+	@CLEAVE_BENCH_CRIO=$(BENCHTIME) go test -count=1 -timeout 90m -v -run '^TestBenchCRIO$$' ./integration/crio | awk ' \
+	  /^BENCH / { print; lines++ } { all = all $$0 "\n" } \
+	  END { if (!lines) { printf "%s", all > "/dev/stderr"; exit 1 } }'
 
 .PHONY: bench-engine
 bench-engine: ## What one decision costs (500 pods, 1 000 images), and how fast the simulator is

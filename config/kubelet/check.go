@@ -11,14 +11,8 @@ import (
 	"github.com/cleave-cri/cleave/doctor"
 )
 
-// The kubelets of crio mode.
-const (
-	// firstSplit is the first minor version that may be told of a split (KSS-2).
-	firstSplit = 32
-	// provedFrom and provedTo are the minor versions that crio mode was run with;
-	// of 1.34 to 1.36 only the source was read (KSS-16).
-	provedFrom, provedTo = 37, 37
-)
+// firstSplit is the first minor version that may be told of a split (KSS-2).
+const firstSplit = 32
 
 // ProvedWithCRIO says whether mode crio was run with a kubelet of this version, so that it may be told of a split (KSS-2;
 // docs/compatibility.md).

@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/integration/matrix/cell"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/kube"
 	"github.com/cleave-cri/cleave/lab/need"
 	"github.com/cleave-cri/cleave/lab/node"
@@ -38,6 +40,28 @@ type options struct {
 	mode config.Mode
 	// settings are further keys of the kubelet's configuration.
 	settings map[string]any
+	// kubelet is the name of the kubelet in the toolchain; empty means the newest.
+	kubelet string
+	// containerd is what runs containers; the zero value means the newest.
+	containerd cell.Containerd
+	// cleave changes cleave's configuration; nil means no change.
+	cleave func(*config.Config)
+}
+
+// programs are the paths of what a node is made of.
+type programs struct{ containerd, shim, kubelet, apiserver, etcd string }
+
+// programs finds them, and builds those that the toolchain's cache lacks.
+func (o options) programs(ctx context.Context) (programs, error) {
+	runs := o.containerd
+	if runs == (cell.Containerd{}) {
+		runs = cell.Containerds()[0]
+	}
+	paths, err := bin.Get(ctx, os.Stderr, runs.Name, runs.Shim, cmp.Or(o.kubelet, "kubelet"), "apiserver", "etcd")
+	if err != nil {
+		return programs{}, err
+	}
+	return programs{containerd: paths[0], shim: paths[1], kubelet: paths[2], apiserver: paths[3], etcd: paths[4]}, nil
 }
 
 // start makes a split node: image layers on one disk of 1 GiB, writable layers, volumes and logs on another of 2 GiB.
@@ -48,20 +72,29 @@ func start(t *testing.T, o options) *cluster {
 	need.Tools(t, "runc")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
+	c := &cluster{}
 	run := need.Lab(t)
-	paths, err := bin.Get(ctx, os.Stderr, "containerd", "shim", "kubelet", "apiserver", "etcd")
-	if err != nil {
+	t.Cleanup(func() { c.close(t) })
+	if err := c.launch(ctx, t, run, o); err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{}
-	t.Cleanup(func() { c.close(t) })
-	at := func(name string) string { return filepath.Join(run.Dir(), name) }
-	c.plane, err = kube.StartControlPlane(ctx, kube.ControlPlaneOptions{Dir: at("plane"), Etcd: paths[4], APIServer: paths[3], Env: run.Env()})
+	return c
+}
+
+// launch starts everything; what it has started is in c even if it fails.
+func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o options) error {
+	t.Helper()
+	p, err := o.programs(ctx)
 	if err != nil {
-		t.Fatal(err)
+		return err
+	}
+	at := func(name string) string { return filepath.Join(run.Dir(), name) }
+	c.plane, err = kube.StartControlPlane(ctx, kube.ControlPlaneOptions{Dir: at("plane"), Etcd: p.etcd, APIServer: p.apiserver, Env: run.Env()})
+	if err != nil {
+		return err
 	}
 	c.node, err = node.Start(ctx, run, node.Options{
-		Containerd: paths[0], Shim: paths[1],
+		Containerd: p.containerd, Shim: p.shim,
 		Cleave: os.Getenv(cleaveEnv),
 		Disks: []disk.Spec{
 			{Name: diskImages, FS: disk.Ext4, SizeBytes: 1 << 30},
@@ -71,15 +104,19 @@ func start(t *testing.T, o options) *cluster {
 			cfg.Mode = cmp.Or(o.mode, config.ModeCRIO)
 			cfg.Filesystems.NodeFS = filepath.Join(disks[diskContainers].Path(), "kubelet")
 			cfg.Filesystems.Logs = filepath.Join(disks[diskContainers].Path(), "pods")
+			if o.cleave != nil {
+				o.cleave(cfg)
+			}
 		},
 		Split: &node.SplitOptions{Images: diskImages, Containers: diskContainers},
 		Runtime: func(r *runtime.Options, _ map[string]*disk.Disk) {
 			r.CNIBinDir, r.CNIConfDir = "/usr/lib/cni", at("cni")
+			r.ConfigVersion = o.containerd.ConfigVersion
 			writeNetwork(t, at("cni"))
 		},
 	})
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	endpoint := "unix:///var" + c.node.Cleave.Socket()
 	if o.mode == config.ModeCRI {
@@ -90,16 +127,13 @@ func start(t *testing.T, o options) *cluster {
 	}
 	disk := c.node.Disks[diskContainers].Path()
 	c.kubelet, err = kube.NewKubelet(c.plane, kube.KubeletOptions{
-		Binary: paths[2], Dir: at("kubelet"), Env: run.Env(), Endpoint: endpoint, Containerd: c.node.Runtime.Socket(), Cgroup: run.Cgroup(), Settings: o.settings,
+		Binary: p.kubelet, Dir: at("kubelet"), Env: run.Env(), Endpoint: endpoint, Containerd: c.node.Runtime.Socket(), Cgroup: run.Cgroup(), Settings: o.settings,
 		RootDir: filepath.Join(disk, "kubelet"), PodLogsDir: filepath.Join(disk, "pods"),
 	})
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
-	if err := c.kubelet.Start(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return c.kubelet.Start(ctx)
 }
 
 func (c *cluster) close(t *testing.T) {

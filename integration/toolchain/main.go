@@ -2,7 +2,7 @@
 // distribution.
 //
 //	go run ./integration/toolchain get containerd ctr shim   build what the cache lacks, print the paths
-//	go run ./integration/toolchain get all                   all of them
+//	go run ./integration/toolchain get all                   all but the older versions that only the compatibility matrix runs
 //	go run ./integration/toolchain list                      what can be asked for
 //	go run ./integration/toolchain deps                      install missing distribution packages
 //	go run ./integration/toolchain deps guest                install those that booting a guest needs
@@ -40,7 +40,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	case args[0] == "get" && len(args) > 1:
 		names := args[1:]
 		if len(names) == 1 && names[0] == "all" {
-			names = bin.Names()
+			names = bin.Usual()
 		}
 		paths, err := bin.Get(ctx, progress, names...)
 		if err != nil {

@@ -25,7 +25,7 @@ func (o Options) config() string {
 	set := func(key, value string) string { return key + " = " + quote(value) }
 	at := func(elements ...string) string { return filepath.Join(append([]string{o.Dir}, elements...)...) }
 
-	fmt.Fprintln(&b, "version = 4")
+	fmt.Fprintf(&b, "version = %d\n", o.ConfigVersion)
 	fmt.Fprintln(&b, set("root", o.Root))
 	fmt.Fprintln(&b, set("state", at("state")))
 	fmt.Fprintln(&b, set("temp", at("tmp")))
@@ -33,15 +33,26 @@ func (o Options) config() string {
 	// What a test never uses: they would look at system paths, or only make the start longer.
 	disabled := []string{
 		"io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
-		"io.containerd.image-verifier.v1.bindir", "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
+		"io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing",
+	}
+	if o.ConfigVersion == newestConfig {
+		disabled = append(disabled, "io.containerd.image-verifier.v1.bindir")
 	}
 	fmt.Fprintf(&b, "disabled_plugins = [%s]\n", quoteAll(disabled))
-	section("debug", set("level", o.LogLevel))
-
-	plugin("io.containerd.server.v1.grpc", set("address", at(socketName)))
-	plugin("io.containerd.server.v1.ttrpc", set("address", at(socketName+".ttrpc")))
-	plugin("io.containerd.server.v1.debug", set("address", at("debug.sock")))
-	plugin("io.containerd.shim.v1.manager", set("socket_dir", at("s")))
+	if o.ConfigVersion < newestConfig {
+		// Servers are plugins only since version 4. Shims have their sockets in /run/containerd/s, which no setting changes.
+		section("grpc", set("address", at(socketName)))
+		section("ttrpc", set("address", at(socketName+".ttrpc")))
+		section("debug", set("level", o.LogLevel), set("address", at("debug.sock")))
+		// Without it there is no CRI.
+		plugin("io.containerd.image-verifier.v1.bindir", set("bin_dir", at("verifiers")))
+	} else {
+		section("debug", set("level", o.LogLevel))
+		plugin("io.containerd.server.v1.grpc", set("address", at(socketName)))
+		plugin("io.containerd.server.v1.ttrpc", set("address", at(socketName+".ttrpc")))
+		plugin("io.containerd.server.v1.debug", set("address", at("debug.sock")))
+		plugin("io.containerd.shim.v1.manager", set("socket_dir", at("s")))
+	}
 	plugin("io.containerd.internal.v1.opt", set("path", at("opt")))
 	plugin("io.containerd.nri.v1.nri",
 		set("socket_path", at(nriName)), set("plugin_path", at("nri", "plugins")), set("plugin_config_path", at("nri", "conf.d")))

@@ -7,6 +7,7 @@ package runtime
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ const (
 	maxSocketPath = 107
 	longestSocket = len("/s/") + 64
 
+	// newestConfig is the newest version of containerd's configuration, oldestConfig the oldest that is written.
+	newestConfig, oldestConfig = 4, 3
+
 	startLimit = 60 * time.Second
 	stopLimit  = 20 * time.Second
 )
@@ -47,6 +51,9 @@ type Options struct {
 	Dir string
 	// Containerd and Shim are the paths of the binaries.
 	Containerd, Shim string
+	// ConfigVersion is the version of the configuration to write: 4, or 3 for one that does not know 4, which has to be
+	// apart (lab/enclave), because its shims use a fixed folder below /run. 0 means 4.
+	ConfigVersion int
 
 	// Root is containerd's root folder, where images and snapshots are; empty means Dir/root.
 	Root string
@@ -105,6 +112,7 @@ func New(o Options) (*Containerd, error) {
 	orElse(&o.CNIBinDir, filepath.Join(o.Dir, "cni", "bin"))
 	orElse(&o.CNIConfDir, filepath.Join(o.Dir, "cni", "conf.d"))
 	orElse(&o.LogLevel, "info")
+	o.ConfigVersion = cmp.Or(o.ConfigVersion, newestConfig)
 	for _, sub := range []string{"tmp", "s"} {
 		if err := os.MkdirAll(filepath.Join(o.Dir, sub), 0o711); err != nil {
 			return nil, fmt.Errorf("make containerd's folders: %w", err)
@@ -122,6 +130,9 @@ func (o Options) check() error {
 	}
 	if n := len(o.Dir) + longestSocket; n > maxSocketPath {
 		return fmt.Errorf("the folder's path is %d bytes too long for the sockets in it; set TMPDIR to a shorter one", n-maxSocketPath)
+	}
+	if o.ConfigVersion != 0 && (o.ConfigVersion < oldestConfig || o.ConfigVersion > newestConfig) {
+		return fmt.Errorf("a configuration of version %d can't be written, only %d to %d", o.ConfigVersion, oldestConfig, newestConfig)
 	}
 	if filepath.Base(o.Shim) != "containerd-shim-runc-v2" {
 		return fmt.Errorf("the shim must be a file named containerd-shim-runc-v2, not %q", o.Shim)

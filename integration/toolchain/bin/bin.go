@@ -69,7 +69,7 @@ func Get(ctx context.Context, progress io.Writer, names ...string) ([]string, er
 			dirs[g.name] = filepath.Join(cache, g.name+"-"+key)
 		}
 		wanted[g.name] = append(wanted[g.name], b)
-		paths = append(paths, filepath.Join(dirs[g.name], b.name))
+		paths = append(paths, filepath.Join(dirs[g.name], b.fileName()))
 	}
 	for _, g := range recipes() {
 		if len(wanted[g.name]) == 0 {
@@ -80,6 +80,19 @@ func Get(ctx context.Context, progress io.Writer, names ...string) ([]string, er
 		}
 	}
 	return paths, nil
+}
+
+// Version is the version that a binary is built from, such as v1.37.2.
+func Version(name string) (string, error) {
+	root, err := checkout()
+	if err != nil {
+		return "", err
+	}
+	g, _, err := find(name)
+	if err != nil {
+		return "", err
+	}
+	return pinned(root, g)
 }
 
 // checkout finds the checkout that the working directory lies in.
@@ -118,7 +131,7 @@ func cacheKey(root string, g group) (string, error) {
 		h.Write(content)
 	}
 	for _, b := range g.binaries {
-		fmt.Fprintln(h, b.name, b.pkg, b.test)
+		fmt.Fprintln(h, b.fileName(), b.pkg, b.test)
 	}
 	fmt.Fprintln(h, g.versionVars, buildArgs("", nil), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return hex.EncodeToString(h.Sum(nil))[:16], nil
@@ -187,7 +200,7 @@ func ensure(ctx context.Context, progress io.Writer, root, dir string, g group, 
 		if !b.test {
 			built = programName(b.pkg)
 		}
-		if err := os.Rename(filepath.Join(tmp, built), filepath.Join(dir, b.name)); err != nil {
+		if err := os.Rename(filepath.Join(tmp, built), filepath.Join(dir, b.fileName())); err != nil {
 			return fmt.Errorf("keep %s in the cache: %w", b.name, err)
 		}
 	}
@@ -214,7 +227,7 @@ func buildArgs(out string, linkerFlags []string) []string {
 func missing(dir string, binaries []binary) []binary {
 	var todo []binary
 	for _, b := range binaries {
-		if info, err := os.Stat(filepath.Join(dir, b.name)); err != nil || !info.Mode().IsRegular() {
+		if info, err := os.Stat(filepath.Join(dir, b.fileName())); err != nil || !info.Mode().IsRegular() {
 			todo = append(todo, b)
 		}
 	}
