@@ -68,6 +68,7 @@ type Snapshotter struct {
 	// refused is why the last identity was not the right one.
 	refused   string          // guarded by mu
 	alarm     *Alarm          // guarded by mu
+	compared  bool            // guarded by mu; alarm is what a comparison since the start has found
 	lastSweep *Sweep          // guarded by mu
 	allowed   map[Folder]bool // guarded by mu; what a confirmed clean-up may take
 }
@@ -187,15 +188,20 @@ func (s *Snapshotter) opened(ctx context.Context) {
 	for _, bin := range s.bins {
 		bin.Wake()
 	}
+	s.tellReopened()
+}
+
+func (s *Snapshotter) tellReopened() {
 	select {
 	case s.reopened <- struct{}{}:
 	default:
 	}
 }
 
-// Reopened gives a value after the fence has opened, at the start too. What
-// containerd wanted to remove while it was closed has failed, and containerd
-// forgets that (CTD-63), so it has to be poked (CTD-64).
+// Reopened gives a value after the fence has opened, at the start too, and after
+// the alarm about an older database has gone. What containerd wanted to remove
+// before has failed, and containerd forgets that (CTD-63), so it has to be poked
+// (CTD-64).
 func (s *Snapshotter) Reopened() <-chan struct{} { return s.reopened }
 
 // watch looks after what nobody calls for.
@@ -350,7 +356,9 @@ func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, er
 	return l.mounts(), nil
 }
 
-// Remove forgets a snapshot, and frees its space soon after.
+// Remove forgets a snapshot, and frees its space soon after. While the database is
+// older than the folders it is a failed precondition, which containerd's garbage
+// collection passes over.
 func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	if err := s.mayDelete(); err != nil {
 		return fmt.Errorf("remove snapshot %q: %w", key, err)
@@ -358,12 +366,19 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	if err := s.gate.Quick(); err != nil {
 		return fmt.Errorf("remove snapshot %q: %w", key, err)
 	}
+	if err := s.compare(ctx); err != nil {
+		return fmt.Errorf("remove snapshot %q: %w", key, err)
+	}
 	var (
 		id  string
 		rec record
 	)
 	err := s.db.run(ctx, write{before: fault.RemoveOpen, do: func(ctx context.Context, b *bolt.Bucket) error {
-		var err error
+		// In here no clean-up changes the answer.
+		err := s.notOlder()
+		if err != nil {
+			return err
+		}
 		if id, _, err = storage.Remove(ctx, key); err != nil {
 			return err
 		}

@@ -48,8 +48,8 @@ func TestOlderDatabaseTakesNoFolders(t *testing.T) {
 			refused = err
 			continue
 		}
-		if err := s.Remove(t.Context(), key); err != nil {
-			t.Fatal(err)
+		if err := s.Remove(t.Context(), key); !errdefs.IsFailedPrecondition(err) {
+			t.Errorf("a removal with the older database: %v, want it refused", err)
 		}
 	}
 	if !errdefs.IsFailedPrecondition(refused) || !strings.Contains(refused.Error(), "newer than the database") {
@@ -74,6 +74,112 @@ func TestOlderDatabaseTakesNoFolders(t *testing.T) {
 	if exists(upper) {
 		t.Error("what was confirmed is still there")
 	}
+	mustBeClean(t, s, o)
+}
+
+// TestOlderDatabaseRemovesNothing: a database was saved while a layer was being
+// unpacked. The layer was committed since, and a container runs on it. With the
+// saved database containerd, which does not know that extraction any more, wants to
+// remove it, and the layer's files lie in its folder.
+func TestOlderDatabaseRemovesNothing(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	s := initialised(t, o)
+	key, opt := extraction(1, "")
+	mounts, err := s.Prepare(t.Context(), key, "", opt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(upperOf(t, mounts), "libc")
+	if err := errors.Join(os.WriteFile(file, []byte("x"), 0o600), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	older, err := os.ReadFile(o.Database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s = opened(t, o)
+	if err := s.Commit(t.Context(), layerName(1), key); err != nil {
+		t.Fatal(err)
+	}
+	_, upper := addContainer(t, s, 2, layerName(1))
+	settle(t, s)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	newer, err := os.ReadFile(o.Database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(o.Database, older, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	for _, tc := range []struct {
+		name   string
+		closed bool // the fence, at the start
+	}{{"from the start", false}, {"before the sweep after the fence opened", true}} {
+		t.Run(tc.name, func(t *testing.T) {
+			marker, away := filepath.Join(o.ImageRoot, "cleave-root.json"), filepath.Join(t.TempDir(), "marker")
+			if tc.closed {
+				if err := os.Rename(marker, away); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := opened(t, o)
+			if tc.closed {
+				if err := errors.Join(os.Rename(away, marker), s.gate.Verify()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := s.Remove(t.Context(), key); !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "newer than the database") {
+				t.Errorf("removal: %v, want it refused because of the older database", err)
+			}
+			if err := s.Cleanup(t.Context()); !errdefs.IsFailedPrecondition(err) {
+				t.Errorf("clean up: %v, want it refused", err)
+			}
+			settle(t, s)
+			if !exists(file) || !exists(upper) {
+				t.Fatal("files of a layer with a container on it were deleted")
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+
+	// With the right database the layer is there.
+	if err := os.WriteFile(o.Database, newer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = opened(t, o)
+	if info, err := s.Stat(t.Context(), layerName(1)); err != nil || !exists(file) {
+		t.Errorf("the layer: %v, %v", info, err)
+	}
+	if err := errors.Join(s.Close(), os.WriteFile(o.Database, older, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+
+	// Once somebody has let the folder of the container go, removals are taken, and
+	// containerd is asked for those that it has forgotten.
+	s = opened(t, o)
+	select {
+	case <-s.Reopened():
+	default:
+		t.Fatal("the start is not told")
+	}
+	if err := s.ConfirmCleanup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-s.Reopened():
+	default:
+		t.Error("nobody is told that removals are taken again")
+	}
+	if err := s.Remove(t.Context(), key); err != nil {
+		t.Error(err)
+	}
+	settle(t, s)
 	mustBeClean(t, s, o)
 }
 

@@ -40,6 +40,10 @@ type Sweep struct {
 type Alarm struct {
 	At     time.Time `json:"at"`
 	Reason string    `json:"reason"`
+	// Older: the database is older than folders in the roots. Then no snapshot is
+	// removed either: what it calls a half unpacked layer may be a whole one by now,
+	// with containers on it.
+	Older bool `json:"older,omitempty"`
 	// Folders are what it would take.
 	Folders []Folder `json:"folders"`
 	// Total is how many folders with an ID there are in both roots.
@@ -127,7 +131,7 @@ func planSweep(f sweepFacts) sweepPlan {
 		reason = fmt.Sprintf("%d of %d folders are unknown to the database, which is more than the allowed share of %g", len(strays), total, f.maxShare)
 	}
 	if reason != "" {
-		plan.alarm = &Alarm{Reason: reason, Folders: strays, Total: total}
+		plan.alarm = &Alarm{Reason: reason, Older: len(tooNew) > 0, Folders: strays, Total: total}
 		return plan
 	}
 	plan.take = append(plan.take, strays...)
@@ -303,11 +307,43 @@ func (s *Snapshotter) moveStray(folder Folder) error {
 	return nil
 }
 
-// raise sets or clears the alarm, and logs it when it changes.
+// compare sees to it that the folders were compared with the database since the
+// start, so that it is known whether that is older than they are. If the fence was
+// closed at the start, they are compared once it has opened, and a removal can come
+// before that.
+func (s *Snapshotter) compare(ctx context.Context) error {
+	known := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.compared
+	}
+	if known() {
+		return nil
+	}
+	if err := s.sweep(ctx); !known() {
+		return fmt.Errorf("compare the folders with the database: %w", err)
+	}
+	return nil
+}
+
+// notOlder says why nothing may be removed if the database is older than the
+// folders.
+func (s *Snapshotter) notOlder() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.alarm == nil || !s.alarm.Older {
+		return nil
+	}
+	return classed(errdefs.ErrFailedPrecondition, "nothing is deleted: %s; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up", s.alarm.Reason)
+}
+
+// raise sets or clears the alarm, and logs it when it changes. When removals are
+// taken again, containerd is to be poked: it has forgotten those that were refused
+// (CTD-63).
 func (s *Snapshotter) raise(alarm *Alarm) {
 	s.mu.Lock()
 	old := s.alarm
-	s.alarm = alarm
+	s.alarm, s.compared = alarm, true
 	if alarm != nil {
 		alarm.At = time.Now()
 		if old != nil && old.Reason == alarm.Reason {
@@ -320,6 +356,9 @@ func (s *Snapshotter) raise(alarm *Alarm) {
 	}
 	if alarm == nil && old != nil {
 		s.log.Info("no clean-up waits to be confirmed any more")
+	}
+	if old != nil && old.Older && (alarm == nil || !alarm.Older) {
+		s.tellReopened()
 	}
 }
 
