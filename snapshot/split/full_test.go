@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -282,6 +283,62 @@ func TestRenameFails(t *testing.T) {
 	if exists(upper) {
 		t.Error("the stray is still there")
 	}
+}
+
+// TestOneStrayHoldsUpNoOther: a folder that can't be moved, here because of a mount
+// on it, stays and is told of; the others go.
+func TestOneStrayHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	s := initialised(t, o)
+	for n := range 8 {
+		addContainer(t, s, n, "")
+		if err := s.Remove(t.Context(), containerKey(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle(t, s)
+	stray := func(id int) string { return filepath.Join(o.ContainerRoot, snapshotsDir, fmt.Sprint(id)) }
+	for id := 1; id <= 8; id++ {
+		if err := os.MkdirAll(filepath.Join(stray(id), upperName), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The first two, so that all others come after them.
+	for id := 1; id <= 2; id++ {
+		if err := unix.Mount(stray(id), stray(id), "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(stray(id), unix.MNT_DETACH); err != nil && exists(stray(id)) {
+				t.Error(err)
+			}
+		})
+	}
+	err := s.Cleanup(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "snapshots/1\"") || !strings.Contains(err.Error(), "snapshots/2\"") {
+		t.Errorf("clean up: %v, want both folders that stay named", err)
+	}
+	settle(t, s)
+	for id := 1; id <= 8; id++ {
+		if stays := id <= 2; exists(filepath.Join(stray(id), upperName)) != stays {
+			t.Errorf("folder %d: there is %v, want %v", id, !stays, stays)
+		}
+	}
+	st, err := s.Status(t.Context())
+	if err != nil || st.LastSweep == nil || st.LastSweep.Moved != 6 || !strings.Contains(st.LastSweep.Error, "snapshots/1") {
+		t.Errorf("the last clean-up: %+v, %v", st.LastSweep, err)
+	}
+	for id := 1; id <= 2; id++ {
+		if err := unix.Unmount(stray(id), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Cleanup(t.Context()); err != nil {
+		t.Error(err)
+	}
+	settle(t, s)
+	mustBeClean(t, s, o)
 }
 
 // TestAlarm: too many strays at once stay until somebody confirms exactly them.

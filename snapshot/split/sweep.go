@@ -201,7 +201,10 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 	if err := s.gate.Verify(); err != nil {
 		return err
 	}
-	var moved int
+	var (
+		moved  int
+		failed []error
+	)
 	// Nothing is created or removed meanwhile: what the database does not know
 	// now is nobody's.
 	err := s.db.exclusive(ctx, func(ctx context.Context, b *bolt.Bucket) error {
@@ -215,8 +218,10 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
+			// One that can't be moved, as with a mount on it, holds up no other.
 			if err := s.moveStray(folder); err != nil {
-				return err
+				failed = append(failed, err)
+				continue
 			}
 			moved++
 			s.opts.faults(fault.SweepMoving)
@@ -226,6 +231,7 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 		}
 		return nil
 	})
+	err = errors.Join(err, joinFirst(failed))
 	did := &Sweep{At: time.Now(), Moved: moved}
 	if err != nil {
 		did.Error = err.Error()
@@ -239,6 +245,15 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// joinFirst joins errors as far as somebody would read them.
+func joinFirst(errs []error) error {
+	const most = 5
+	if more := len(errs) - most; more > 0 {
+		errs = append(slices.Clip(errs[:most]), fmt.Errorf("%d more folders can't be moved to the trash", more))
+	}
+	return errors.Join(errs...)
 }
 
 func (s *Snapshotter) sweepFacts(ctx context.Context, b *bolt.Bucket) (sweepFacts, error) {
