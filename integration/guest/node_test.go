@@ -11,6 +11,7 @@ import (
 	"github.com/cleave-cri/cleave/lab/guest"
 	"github.com/cleave-cri/cleave/lab/guestnode"
 	"github.com/cleave-cri/cleave/lab/janitor"
+	"github.com/cleave-cri/cleave/lab/need"
 )
 
 // TestNode runs the course of package inside on a node in a guest: systemd as PID 1, cgroup v2 with the systemd driver,
@@ -23,15 +24,43 @@ func TestNode(t *testing.T) {
 // TestKubelet runs the one that needs a kubelet, with etcd and an API server beside it.
 func TestKubelet(t *testing.T) {
 	run, system := lab(t)
+	course(t, run, system, "TestKubelet", withKubernetes(t, "CLEAVE_INSIDE_KUBERNETES"))
+}
+
+// TestCRIO runs the one in mode crio: the kubelet takes cleave for CRI-O, sees both disks, and evicts by them.
+func TestCRIO(t *testing.T) {
+	run, system := lab(t)
+	const plugins = "/usr/lib/cni" // where the distribution's package has them
+	if _, err := os.Stat(filepath.Join(plugins, "bridge")); err != nil {
+		need.Skip(t, "needs CNI plugins: %v; `make deps` installs them", err)
+	}
+	o := withKubernetes(t, "CLEAVE_INSIDE_CRIO")
+	err := guestnode.AddCRIO(&o, plugins, map[string]any{
+		// Thresholds that the course reaches with some hundred mebibytes on a disk of 2 GiB, and no waiting.
+		"evictionHard": map[string]string{
+			"memory.available": "10Mi", "nodefs.available": "60%", "nodefs.inodesFree": "1%", "imagefs.available": "2%", "imagefs.inodesFree": "1%",
+		},
+		"evictionPressureTransitionPeriod": "5s", "volumeStatsAggPeriod": "5s", "nodeStatusUpdateFrequency": "2s",
+		"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	course(t, run, system, "TestCRIO", o)
+}
+
+// withKubernetes is a node with etcd, API server and kubelet, which says so by a variable.
+func withKubernetes(t *testing.T, variable string) guestnode.Options {
+	t.Helper()
 	peers, err := bin.Get(t.Context(), t.Output(), "etcd", "kube-apiserver", "kubelet")
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := guestnode.Options{Command: guestnode.StartKubernetes + "\nexport CLEAVE_INSIDE_KUBERNETES=1"}
+	o := guestnode.Options{Command: guestnode.StartKubernetes + "\nexport " + variable + "=1"}
 	if err := guestnode.AddKubernetes(&o, guestnode.Kubernetes{Etcd: peers[0], APIServer: peers[1], Kubelet: peers[2]}); err != nil {
 		t.Fatal(err)
 	}
-	course(t, run, system, "TestKubelet", o)
+	return o
 }
 
 // course boots a node and runs one of the tests of package inside there, after o's own command.

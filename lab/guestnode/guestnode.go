@@ -2,7 +2,8 @@
 // containerd by its usual unit, and cleave's snapshotter and proxy as units in front of it, with image layers and writable
 // layers on disks of their own. Images come in as files, for there is no network but the guest's own loopback.
 //
-// AddKubernetes puts etcd, an API server and the kubelet beside that; other programs, units and files can be passed in too.
+// AddKubernetes puts etcd, an API server and the kubelet beside that, AddCRIO makes it a node in mode crio; other programs, units
+// and files can be passed in too.
 package guestnode
 
 import (
@@ -32,7 +33,8 @@ const (
 	BusyboxImage = "docker.io/library/busybox:1"
 )
 
-// Disks of every node, mounted below /mnt.
+// Disks of every node, mounted below /mnt. On the containers' disk are folders kubelet and pods for a kubelet that keeps its files
+// and the pods' logs there.
 const (
 	ImagesDisk     = "images"
 	ContainersDisk = "containers"
@@ -114,7 +116,7 @@ cp -r --preserve=mode root/. /
 mkdir -p /mnt/images /mnt/containers /var/lib/kubelet /var/log/pods /run/cleave
 mount /dev/disk/by-id/virtio-images /mnt/images
 mount -o prjquota /dev/disk/by-id/virtio-containers /mnt/containers
-mkdir /mnt/images/cleave /mnt/containers/cleave
+mkdir /mnt/images/cleave /mnt/containers/cleave /mnt/containers/kubelet /mnt/containers/pods
 systemctl daemon-reload
 cleave snapshotter init
 cleave containerd-config --write

@@ -31,11 +31,12 @@ type ControlPlaneOptions struct {
 	Env []string
 }
 
-// ControlPlane is an etcd and an API server on the loopback. Whoever has the token may do everything.
+// ControlPlane is an etcd and an API server on the loopback, with one node. Whoever has the token may do everything.
 type ControlPlane struct {
 	etcd, server process
 	token        string
 	host         string
+	node         string
 	rest         *rest.Config
 	client       *kubernetes.Clientset
 }
@@ -52,8 +53,12 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	store, peer, secure := ports[0], ports[1], ports[2]
 	at := func(name string) string { return filepath.Join(o.Dir, name) }
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
-	c := &ControlPlane{host: fmt.Sprintf("https://127.0.0.1:%d", secure)}
-	if c.token, err = writeSecrets(at("token.csv"), at("service-account.key")); err != nil {
+	token, err := writeSecrets(at("token.csv"), at("service-account.key"))
+	if err != nil {
+		return nil, err
+	}
+	c, err := Connect(fmt.Sprintf("https://127.0.0.1:%d", secure), token, NodeName)
+	if err != nil {
 		return nil, err
 	}
 	c.etcd = process{binary: o.Etcd, env: o.Env, log: at("etcd.log"), args: []string{
@@ -70,13 +75,6 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--kubelet-preferred-address-types=InternalIP",
 	}}
-	c.rest = &rest.Config{
-		Host: c.host, BearerToken: c.token, QPS: 100, Burst: 200,
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // it signs its own certificate, on the loopback
-	}
-	if c.client, err = kubernetes.NewForConfig(c.rest); err != nil {
-		return nil, fmt.Errorf("make a client of the API server: %w", err)
-	}
 	if err := c.etcd.start(ctx, func(ctx context.Context) error { return get(ctx, url(store)+"/health") }); err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}
@@ -85,6 +83,20 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	}
 	if err := c.server.start(ctx, ready); err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
+	}
+	return c, nil
+}
+
+// Connect returns the control plane that answers at a URL, such as one of systemd's in a guest. Close ends nothing of it. Pods
+// are made for the node of that name.
+func Connect(url, token, node string) (*ControlPlane, error) {
+	c := &ControlPlane{host: url, token: token, node: node, rest: &rest.Config{
+		Host: url, BearerToken: token, QPS: 100, Burst: 200,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // it signs its own certificate, on the loopback
+	}}
+	var err error
+	if c.client, err = kubernetes.NewForConfig(c.rest); err != nil {
+		return nil, fmt.Errorf("make a client of the API server: %w", err)
 	}
 	return c, nil
 }

@@ -44,7 +44,7 @@ type PodSpec struct {
 	Once bool
 }
 
-func (s PodSpec) pod() (*corev1.Pod, error) {
+func (s PodSpec) pod(node string) (*corev1.Pod, error) {
 	grace := int64(1)
 	c := corev1.Container{Name: "main", Image: s.Image, ImagePullPolicy: corev1.PullIfNotPresent, Command: s.Command, Stdin: s.Stdin}
 	amounts := func(text string) (corev1.ResourceList, error) {
@@ -63,7 +63,7 @@ func (s PodSpec) pod() (*corev1.Pod, error) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: Namespace},
 		Spec: corev1.PodSpec{
-			NodeName: NodeName, HostNetwork: s.HostNetwork, TerminationGracePeriodSeconds: &grace, Priority: s.Priority,
+			NodeName: node, HostNetwork: s.HostNetwork, TerminationGracePeriodSeconds: &grace, Priority: s.Priority,
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		},
 	}
@@ -88,7 +88,7 @@ func (s PodSpec) pod() (*corev1.Pod, error) {
 
 // Run creates a pod and waits until it is running and ready.
 func (c *ControlPlane) Run(ctx context.Context, s PodSpec) (*corev1.Pod, error) {
-	pod, err := s.pod()
+	pod, err := s.pod(c.node)
 	if err != nil {
 		return nil, err
 	}

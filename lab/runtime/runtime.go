@@ -357,8 +357,11 @@ func Tail(path string, lines int) string {
 }
 
 // UpperOf returns the folder of a running container's or sandbox's writable layer, by the overlay that is mounted for it.
-func (c *Containerd) UpperOf(id string) (string, error) {
-	root := filepath.Join(c.State(), "io.containerd.runtime.v2.task", "k8s.io", id, "rootfs")
+func (c *Containerd) UpperOf(id string) (string, error) { return UpperIn(c.State(), id) }
+
+// UpperIn is UpperOf for a containerd that somebody else runs, by its state folder.
+func UpperIn(state, id string) (string, error) {
+	root := filepath.Join(state, "io.containerd.runtime.v2.task", "k8s.io", id, "rootfs")
 	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(root))
 	if err != nil {
 		return "", fmt.Errorf("look for the overlay of %s: %w", id, err)
