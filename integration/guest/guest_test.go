@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 func lab(t *testing.T) (*janitor.Run, guest.System) {
 	t.Helper()
 	if os.Getenv(guestEnv) != "1" {
-		t.Skipf("boots a guest: run `make test-guest` or `make test-quota-vm`, which set %s=1", guestEnv)
+		t.Skipf("boots a guest: run `make test-guest`, `make test-guest-crio` or `make test-quota-vm`, which set %s=1", guestEnv)
 	}
 	need.Tools(t, "qemu-system-x86_64", "mmdebstrap", "mke2fs", "mkfs.xfs")
 	run := need.Lab(t)

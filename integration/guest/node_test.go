@@ -80,12 +80,12 @@ func course(t *testing.T, run *janitor.Run, system guest.System, test string, o 
 		t.Fatal(err)
 	}
 	o.Containerd, o.Shim, o.Ctr, o.Crictl, o.Cleave = peers[0], peers[1], peers[2], peers[3], cleave
-	o.Command += "\nexport CLEAVE_INSIDE_GUEST=1 CLEAVE_REQUIRE_ROOT_TESTS=1\n./inside.test -test.v -test.timeout 15m -test.run '^" + test + "$'"
+	o.Command += "\nexport CLEAVE_INSIDE_GUEST=1 CLEAVE_REQUIRE_ROOT_TESTS=1\n./inside.test -test.v -test.timeout 55m -test.run '^" + test + "$'"
 	prepared, err := guestnode.Prepare(t.Context(), dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	prepared.System, prepared.Limit = system, 20*time.Minute
+	prepared.System, prepared.Limit = system, time.Hour
 	prepared.Files["inside.test"] = guest.File{Path: tests}
 	r, err := guest.Run(t.Context(), run, prepared)
 	t.Logf("the guest lived %s and said:\n%s", r.Took.Round(time.Second), r.Said)

@@ -2,6 +2,7 @@ package guestnode
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -33,7 +34,7 @@ func AddCRIO(o *Options, plugins string, settings map[string]any) error {
 	const kubeletYAML = "/etc/kubernetes/kubelet.yaml"
 	base, ok := o.Files[kubeletYAML]
 	if !ok {
-		return fmt.Errorf("put a node in a guest into mode crio: it has no kubelet; call AddKubernetes first")
+		return errors.New("put a node in a guest into mode crio: it has no kubelet; call AddKubernetes first")
 	}
 	o.Files = maps.Clone(o.Files)
 	kubelet := map[string]any{}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/lab/busybox"
 	"github.com/cleave-cri/cleave/lab/guest"
@@ -77,5 +79,49 @@ func TestPrepare(t *testing.T) {
 				t.Errorf("%d images are passed in", images)
 			}
 		})
+	}
+}
+
+func TestAddCRIO(t *testing.T) {
+	t.Parallel()
+	var o Options
+	if err := AddCRIO(&o, "/plugins", nil); err == nil || !strings.Contains(err.Error(), "AddKubernetes") {
+		t.Errorf("a node without a kubelet: %v", err)
+	}
+	o.Configure = func(c *config.Config) { c.Measure.MaxCorePercent = 7 }
+	if err := AddKubernetes(&o, Kubernetes{Etcd: "/e", APIServer: "/a", Kubelet: "/k"}); err != nil {
+		t.Fatal(err)
+	}
+	plain := o.Files["/etc/kubernetes/kubelet.yaml"]
+	if err := AddCRIO(&o, "/plugins", map[string]any{"podLogsDir": "/elsewhere", "syncFrequency": "10s"}); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]any{}
+	if err := yaml.Unmarshal(o.Files["/etc/kubernetes/kubelet.yaml"].Content, &got); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{
+		"cgroupDriver": "systemd", "containerRuntimeEndpoint": "unix:///var/run/crio/crio.sock", "podLogsDir": "/elsewhere", "syncFrequency": "10s",
+	} {
+		if got[key] != want {
+			t.Errorf("the kubelet's %s is %v, want %s", key, got[key], want)
+		}
+	}
+	if !strings.Contains(string(plain.Content), "cleave.sock") {
+		t.Errorf("the kubelet of a node in mode cri has\n%s", plain.Content)
+	}
+	text, err := cleaveConfig(o.Configure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := config.Parse("cleave.yaml", text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Mode != config.ModeCRIO || cfg.Listen.Endpoint.Path() != CRIOSocket || cfg.Filesystems.NodeFS != KubeletDir || cfg.Measure.MaxCorePercent != 7 {
+		t.Errorf("cleave has\n%s", text)
+	}
+	if f := o.Files["/opt/cni/bin/bridge"]; f.Path != "/plugins/bridge" {
+		t.Errorf("the plugin comes from %q", f.Path)
 	}
 }

@@ -88,17 +88,28 @@ func (s PodSpec) pod(node string) (*corev1.Pod, error) {
 
 // Run creates a pod and waits until it is running and ready.
 func (c *ControlPlane) Run(ctx context.Context, s PodSpec) (*corev1.Pod, error) {
-	pod, err := s.pod(c.node)
-	if err != nil {
+	if err := c.Create(ctx, s); err != nil {
 		return nil, err
 	}
-	if _, err := c.client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-		return nil, fmt.Errorf("create pod %s: %w", s.Name, err)
+	return c.WaitPod(ctx, s.Name, "run", Runs)
+}
+
+// Create creates a pod and does not wait.
+func (c *ControlPlane) Create(ctx context.Context, s PodSpec) error {
+	pod, err := s.pod(c.node)
+	if err != nil {
+		return err
 	}
-	return c.WaitPod(ctx, s.Name, "run", func(p *corev1.Pod) bool {
-		statuses := p.Status.ContainerStatuses
-		return p.Status.Phase == corev1.PodRunning && len(statuses) == len(p.Spec.Containers) && statuses[0].Ready
-	})
+	if _, err := c.client.CoreV1().Pods(Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("create pod %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+// Runs says whether a pod is running and ready, for WaitPod.
+func Runs(p *corev1.Pod) bool {
+	statuses := p.Status.ContainerStatuses
+	return p.Status.Phase == corev1.PodRunning && len(statuses) == len(p.Spec.Containers) && statuses[0].Ready
 }
 
 // Pod is a pod as the API server has it.

@@ -47,6 +47,7 @@ func TestCRIO(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	waitForImages(t, "unix://"+guestnode.CRIOSocket)
 	c := crioNode{plane}
 	for _, part := range []struct {
 		name string
@@ -69,10 +70,12 @@ func TestCRIO(t *testing.T) {
 // crioNode is what the parts of TestCRIO share.
 type crioNode struct{ plane *kube.ControlPlane }
 
-// Pods of the course. Each has another amount in its writable layer.
+// Pods of the course.
 const (
-	innocent = "innocent" // 3 MiB, and 100 MiB in a volume, more than anybody has in one; it never writes again
-	writer   = "writer"   // 300 MiB, and later 500 more
+	innocent = "innocent" // has 3 MiB in its writable layer and 100 MiB in a volume, and never writes again
+	writer   = "writer"   // has 300 MiB in its writable layer, and later 500 more
+	limited  = "limited"  // writes 40 MiB into its writable layer and may have 20
+	bounded  = "bounded"  // writes 40 MiB into a volume that may have 20
 )
 
 func (c crioNode) testTold(t *testing.T) {
@@ -101,14 +104,30 @@ func (c crioNode) testTold(t *testing.T) {
 	})
 }
 
+// testPods starts all at once: the two that are over their limits take as long to be found out as the figures of the others take.
 func (c crioNode) testPods(t *testing.T) {
-	c.start(t, kube.PodSpec{Name: innocent, EmptyDir: "/data", Command: shell("dd if=/dev/zero of=/f bs=1M count=3; dd if=/dev/zero of=/data/f bs=1M count=100; sleep 100000")})
-	c.start(t, kube.PodSpec{Name: writer, Command: shell("dd if=/dev/zero of=/f bs=1M count=300; sleep 100000")})
+	for _, s := range []kube.PodSpec{
+		{Name: innocent, EmptyDir: "/data", Command: shell("dd if=/dev/zero of=/f bs=1M count=3; dd if=/dev/zero of=/data/f bs=1M count=100; sleep 100000")},
+		{Name: writer, Command: shell("dd if=/dev/zero of=/f bs=1M count=300; sleep 100000")},
+		{Name: limited, EphemeralStorage: "20Mi", Command: shell("dd if=/dev/zero of=/f bs=1M count=40; sleep 100000")},
+		{Name: bounded, EmptyDir: "/data", SizeLimit: "20Mi", Command: shell("dd if=/dev/zero of=/data/f bs=1M count=40; sleep 100000")},
+	} {
+		s.Image, s.Once = guestnode.BusyboxImage, true
+		if err := c.plane.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{innocent, writer} {
+		c.wait(t, name, "run", kube.Runs)
+	}
 }
 
 func (c crioNode) testScopes(t *testing.T) {
 	for _, name := range []string{innocent, writer} {
-		id := c.container(t, name)
+		id, err := c.container(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
 		want := "crio-" + criocompat.Alias(id) + "-" + id + ".scope"
 		found, err := filepath.Glob("/sys/fs/cgroup/kubepods.slice/kubepods-*.slice/kubepods-*-pod*.slice/" + want)
 		if err != nil || len(found) != 1 {
@@ -133,15 +152,22 @@ func (c crioNode) testSummary(t *testing.T) {
 		if s.Node.Runtime == nil {
 			return errors.New("it has no figures of the runtime's disks")
 		}
-		seen := map[string]bool{}
+		said := []string{}
 		for _, p := range s.Pods {
-			seen[p.PodRef.Name] = true
-			if err := c.podIsRight(t, p); err != nil {
+			if len(p.Containers) > 1 || len(p.Containers) == 1 && p.Containers[0].Name != "main" {
+				return fmt.Errorf("pod %s has containers %+v", p.PodRef.Name, p.Containers)
+			}
+			if p.PodRef.Name != innocent && p.PodRef.Name != writer {
+				continue // on its way out
+			}
+			text, err := c.podIsRight(t.Context(), p)
+			if err != nil {
 				return fmt.Errorf("pod %s: %w", p.PodRef.Name, err)
 			}
+			said = append(said, text)
 		}
-		if len(seen) != 2 || !seen[innocent] || !seen[writer] {
-			return fmt.Errorf("it has pods %v", seen)
+		if len(said) != 2 {
+			return fmt.Errorf("it has %d of two pods", len(said))
 		}
 		for what, is := range map[string]struct {
 			got  *stats.FsStats
@@ -153,44 +179,39 @@ func (c crioNode) testSummary(t *testing.T) {
 				return fmt.Errorf("%s: %w", what, err)
 			}
 		}
-		t.Logf("images: %s; containers: %s", figures(s.Node.Runtime.ImageFs), figures(s.Node.Runtime.ContainerFs))
+		t.Logf("images: %s; containers: %s; %s", figures(s.Node.Runtime.ImageFs), figures(s.Node.Runtime.ContainerFs), strings.Join(said, "; "))
 		return nil
 	})
 }
 
-// podIsRight holds a pod's figures against its layer.
-func (c crioNode) podIsRight(t *testing.T, p stats.PodStats) error {
-	t.Helper()
+// podIsRight holds a pod's figures against its layer, and says for people what they are.
+func (c crioNode) podIsRight(ctx context.Context, p stats.PodStats) (string, error) {
 	if p.Network == nil || p.Network.RxBytes == nil {
-		return errors.New("no network figures")
+		return "", errors.New("no network figures")
 	}
-	if len(p.Containers) != 1 || p.Containers[0].Name != "main" {
-		return fmt.Errorf("it has containers %+v", p.Containers)
+	if len(p.Containers) != 1 || p.Containers[0].Rootfs == nil || p.Containers[0].Rootfs.UsedBytes == nil {
+		return "", errors.New("no figure for the writable layer")
 	}
-	upper, err := runtime.UpperIn(containerdState, c.container(t, p.PodRef.Name))
+	id, err := c.container(ctx, p.PodRef.Name)
 	if err != nil {
-		return err
+		return "", err
 	}
-	want, _, err := du.Measure(t.Context(), upper)
+	upper, err := runtime.UpperIn(containerdState, id)
 	if err != nil {
-		return err
+		return "", err
 	}
-	rootfs := p.Containers[0].Rootfs
-	if rootfs == nil || rootfs.UsedBytes == nil {
-		return errors.New("no figure for the writable layer")
+	want, _, err := du.Measure(ctx, upper)
+	if err != nil {
+		return "", err
 	}
-	if err := within("rootfs.usedBytes", *rootfs.UsedBytes, want); err != nil {
-		return err
-	}
-	t.Logf("pod %s: the kubelet has %d bytes, du %d, network %d bytes received", p.PodRef.Name, *rootfs.UsedBytes, want, *p.Network.RxBytes)
-	return nil
+	used := *p.Containers[0].Rootfs.UsedBytes
+	text := fmt.Sprintf("pod %s: the kubelet has %d bytes, du %d; received %d", p.PodRef.Name, used, want, *p.Network.RxBytes)
+	return text, within("rootfs.usedBytes", used, want)
 }
 
 // Limits are the kubelet's to enforce, on the writable layer and on volumes.
 func (c crioNode) testLimits(t *testing.T) {
-	c.start(t, kube.PodSpec{Name: "limited", EphemeralStorage: "20Mi", Command: shell("dd if=/dev/zero of=/f bs=1M count=40; sleep 100000")})
-	c.start(t, kube.PodSpec{Name: "bounded", EmptyDir: "/data", SizeLimit: "20Mi", Command: shell("dd if=/dev/zero of=/data/f bs=1M count=40; sleep 100000")})
-	for name, reason := range map[string]string{"limited": "exceeds the total limit of containers", "bounded": "exceeds the limit"} {
+	for name, reason := range map[string]string{limited: "exceeds the total limit of containers", bounded: "exceeds the limit"} {
 		p := c.evicted(t, name)
 		if !strings.Contains(strings.ToLower(p.Status.Message), reason) {
 			t.Errorf("pod %s was evicted because %q", name, p.Status.Message)
@@ -217,7 +238,6 @@ func (c crioNode) testEviction(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := c.evicted(t, writer)
-	// The event and the message name the signal: nodefs is where containers are.
 	if !strings.Contains(p.Status.Message, "ephemeral-storage") {
 		t.Errorf("the writer was evicted because %q", p.Status.Message)
 	}
@@ -263,42 +283,36 @@ func (c crioNode) status(ctx context.Context) (agent.CRIOStatus, error) {
 	return *s.CRIO, nil
 }
 
-// start runs a pod that is not started again when it has ended.
-func (c crioNode) start(t *testing.T, s kube.PodSpec) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	s.Image, s.Once = guestnode.BusyboxImage, true
-	if _, err := c.plane.Run(ctx, s); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func shell(script string) []string { return []string{"sh", "-c", script} }
 
 // container is the ID of a pod's only container.
-func (c crioNode) container(t *testing.T, name string) string {
-	t.Helper()
-	p, err := c.plane.Pod(t.Context(), name)
-	if err != nil || len(p.Status.ContainerStatuses) != 1 {
-		t.Fatalf("pod %s: %v, %v", name, p.Status.ContainerStatuses, err)
+func (c crioNode) container(ctx context.Context, name string) (string, error) {
+	p, err := c.plane.Pod(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	if len(p.Status.ContainerStatuses) != 1 {
+		return "", fmt.Errorf("pod %s has containers %+v", name, p.Status.ContainerStatuses)
 	}
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
-	return id
+	return id, nil
 }
 
-// evicted waits until a pod is.
-func (c crioNode) evicted(t *testing.T, name string) *corev1.Pod {
+// wait waits until a pod is as ok wants it; what says for people what that is.
+func (c crioNode) wait(t *testing.T, name, what string, ok func(*corev1.Pod) bool) *corev1.Pod {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	p, err := c.plane.WaitPod(ctx, name, "be evicted", func(p *corev1.Pod) bool {
-		return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted"
-	})
+	p, err := c.plane.WaitPod(ctx, name, what, ok)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
+}
+
+func (c crioNode) evicted(t *testing.T, name string) *corev1.Pod {
+	t.Helper()
+	return c.wait(t, name, "be evicted", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted" })
 }
 
 // stillRuns fails the test if a pod is not as it was started.

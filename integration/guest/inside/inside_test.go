@@ -1,5 +1,5 @@
-// Package inside is the tests that run in a guest that lab/guestnode has made a node. `make test-guest` builds them as a
-// program and runs that there; anywhere else they are skipped.
+// Package inside is the tests that run in a guest that lab/guestnode has made a node. `make test-guest` and
+// `make test-guest-crio` build them as a program and run that there; anywhere else they are skipped.
 package inside
 
 import (
@@ -35,7 +35,7 @@ const (
 	cleaveSocket = "unix:///run/cleave/cleave.sock"
 	podSlice     = "cleavetest.slice"
 	// patience is for a processor that is emulated on a busy machine.
-	patience = 5 * time.Minute
+	patience = 15 * time.Minute
 )
 
 func inGuest(t *testing.T) {
@@ -176,9 +176,10 @@ func (p crictlPod) cgroup() string {
 	return "/sys/fs/cgroup/" + podSlice + "/cri-containerd-" + p.container + ".scope"
 }
 
-func waitForImages(t *testing.T) {
+// waitForImages waits until images that were imported are told of on cleave's socket.
+func waitForImages(t *testing.T, socket string) {
 	t.Helper()
-	client, err := pod.Dial(cleaveSocket)
+	client, err := pod.Dial(socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +217,7 @@ func TestNode(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	waitForImages(t)
+	waitForImages(t, cleaveSocket)
 	var p crictlPod
 	if !t.Run("a pod runs under the systemd driver", func(t *testing.T) {
 		p = runPod(t, "smoke")

@@ -81,7 +81,7 @@ func TestKubelet(t *testing.T) {
 	if os.Getenv(kubernetesEnv) != "1" {
 		t.Skip("the node has no Kubernetes: the host's TestKubelet boots one that has")
 	}
-	waitForImages(t)
+	waitForImages(t, cleaveSocket)
 	eventually(t, "the node is registered", func() error {
 		return ask(t.Context(), http.MethodGet, guestnode.APIServerURL+"/api/v1/nodes/"+guestnode.NodeName, nil, nil)
 	})
