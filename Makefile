@@ -142,7 +142,7 @@ test-guest: deps ## Nodes in a Linux of their own: systemd, cgroup v2, cleave an
 	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 150m -count=1 -skip '^Test(Quota|CRIO)$$' ./integration/guest
 
 .PHONY: test-guest-crio
-test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, eviction by the real kubelet (root; qemu; 6 minutes)
+test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, eviction by the real kubelet (root; qemu; 8 minutes)
 	@$(TOOLCHAIN) deps guest
 	@echo "test-guest-crio: real peers, the kubelet and the API server too; some 12 minutes the first time"
 	@$(TOOLCHAIN) get $(PEERS) etcd kube-apiserver kubelet >/dev/null
