@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 
 	"github.com/cleave-cri/cleave/lab/disk"
@@ -283,6 +284,77 @@ func TestRenameFails(t *testing.T) {
 	if exists(upper) {
 		t.Error("the stray is still there")
 	}
+}
+
+// TestOwnRemovalsRaiseNoAlarm: half of all snapshots were removed while no folder
+// could be moved. Nobody has to confirm that, also after a restart; and the notes
+// about it end with the folders.
+func TestOwnRemovalsRaiseNoAlarm(t *testing.T) {
+	t.Parallel()
+	o := folders(t)
+	s := initialised(t, o)
+	var uppers []string
+	for n := range 40 {
+		_, upper := addContainer(t, s, n, "")
+		uppers = append(uppers, upper)
+	}
+	// A mount on a folder: it can't be renamed.
+	for _, upper := range uppers[:20] {
+		folder := filepath.Dir(upper)
+		if err := unix.Mount(folder, folder, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(folder, unix.MNT_DETACH); err != nil && exists(folder) && !errors.Is(err, unix.EINVAL) {
+				t.Error(err)
+			}
+		})
+	}
+	for n := range 20 {
+		if err := s.Remove(t.Context(), containerKey(n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noted := func(s *Snapshotter) (n int) {
+		t.Helper()
+		if err := s.db.read(t.Context(), func(_ context.Context, b *bolt.Bucket) error {
+			leaving, err := getLeaving(b)
+			n = len(leaving)
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	// A clean-up that can't move them either changes nothing.
+	if err := s.Cleanup(t.Context()); err == nil {
+		t.Error("a clean-up that moved nothing says that it did")
+	}
+	if got := noted(s); got != 20 {
+		t.Errorf("%d folders are noted, want 20", got)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, upper := range uppers[:20] {
+		if err := unix.Unmount(filepath.Dir(upper), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s = opened(t, o)
+	settle(t, s)
+	if st, err := s.Status(t.Context()); err != nil || st.Alarm != nil {
+		t.Errorf("an alarm about own removals: %+v, %v", st.Alarm, err)
+	}
+	for n, upper := range uppers {
+		if stays := n >= 20; exists(upper) != stays {
+			t.Errorf("container %d's folder: there is %v, want %v", n, !stays, stays)
+		}
+	}
+	if got := noted(s); got != 0 {
+		t.Errorf("%d folders are still noted", got)
+	}
+	mustBeClean(t, s, o)
 }
 
 // TestOneStrayHoldsUpNoOther: a folder that can't be moved, here because of a mount

@@ -195,6 +195,13 @@ func TestPlanSweep(t *testing.T) {
 		}
 		return names
 	}
+	leaving := func(from, to int) map[Folder]bool {
+		m := map[Folder]bool{}
+		for _, f := range at(fence.Image, numbers(from, to)...) {
+			m[f] = true
+		}
+		return m
+	}
 	for _, tc := range []struct {
 		name  string
 		facts sweepFacts
@@ -215,6 +222,11 @@ func TestPlanSweep(t *testing.T) {
 		{name: "foreign names", facts: sweepFacts{found: at(fence.Image, "1x", "-1", "0x1", "lost+found", ".", "1 ", "١"), highest: 5, minCount: 16}},
 		{name: "a number that is none", facts: sweepFacts{found: at(fence.Image, strings.Repeat("9", 40)), highest: 5, minCount: 16}, alarm: "newer"},
 		{name: "too large a share", facts: sweepFacts{found: at(fence.Image, numbers(1, 40)...), known: set(numbers(1, 20)...), highest: 40, minCount: 16, maxShare: 0.1}, alarm: "20 of 40"},
+		{name: "a large share, of removals that are on record", facts: sweepFacts{found: at(fence.Image, numbers(1, 40)...), known: set(numbers(1, 20)...), leaving: leaving(21, 40), highest: 40, minCount: 16, maxShare: 0.1}, take: at(fence.Image, numbers(21, 40)...)},
+		{name: "removals on record go beside an alarm about others", facts: sweepFacts{found: at(fence.Image, numbers(1, 40)...), known: set(numbers(1, 10)...), leaving: leaving(39, 40), highest: 40, minCount: 16, maxShare: 0.1}, take: at(fence.Image, "39", "40"), alarm: "28 of 38"},
+		{name: "removals on record stay with an older database", facts: sweepFacts{found: at(fence.Image, "1", "2", "9"), known: set("1"), leaving: leaving(2, 2), highest: 2, minCount: 16}, alarm: "newer than the database"},
+		{name: "removals on record that the database knows, or can't know", facts: sweepFacts{found: at(fence.Image, "1", "2"), known: set("1"), leaving: leaving(1, 2), highest: 1, minCount: 16}, alarm: "newer than the database"},
+		{name: "removals on record of the other root", facts: sweepFacts{found: at(fence.Container, numbers(1, 40)...), known: set(numbers(1, 20)...), leaving: leaving(21, 40), highest: 40, minCount: 16, maxShare: 0.1}, alarm: "20 of 40"},
 		{name: "a large share of few", facts: sweepFacts{found: at(fence.Image, numbers(1, 4)...), highest: 4, minCount: 16, maxShare: 0.1}, take: at(fence.Image, numbers(1, 4)...)},
 		{name: "a small share of many", facts: sweepFacts{found: at(fence.Image, numbers(1, 300)...), known: set(numbers(1, 280)...), highest: 300, minCount: 16, maxShare: 0.1}, take: at(fence.Image, numbers(281, 300)...)},
 		{name: "confirmed", facts: sweepFacts{found: at(fence.Image, "1"), minCount: 16, allowed: map[Folder]bool{{fence.Image, "1"}: true}}, take: at(fence.Image, "1")},
@@ -243,7 +255,7 @@ func TestPlanSweepProperties(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		f := sweepFacts{known: map[string]bool{}, making: map[string]bool{}, highest: r.Uint64N(30), minCount: r.IntN(20), maxShare: r.Float64()}
+		f := sweepFacts{known: map[string]bool{}, making: map[string]bool{}, leaving: map[Folder]bool{}, highest: r.Uint64N(30), minCount: r.IntN(20), maxShare: r.Float64()}
 		for range r.IntN(40) {
 			name := fmt.Sprint(1 + r.IntN(25))
 			switch r.IntN(4) {
@@ -257,6 +269,7 @@ func TestPlanSweepProperties(t *testing.T) {
 			if !slices.Contains(f.found, folder) {
 				f.found = append(f.found, folder)
 			}
+			f.leaving[folder] = r.IntN(5) == 0
 		}
 		plan := planSweep(f)
 		strays := 0
@@ -264,9 +277,12 @@ func TestPlanSweepProperties(t *testing.T) {
 			if f.known[folder.Name] || f.making[folder.Name] {
 				t.Fatalf("seed %d: took %v", seed, folder)
 			}
-			if idName.MatchString(folder.Name) {
+			if idName.MatchString(folder.Name) && !f.leaving[folder] {
 				strays++
 			}
+		}
+		if plan.alarm != nil && plan.alarm.Older && slices.ContainsFunc(plan.take, func(folder Folder) bool { return f.leaving[folder] && idName.MatchString(folder.Name) }) {
+			t.Fatalf("seed %d: an older database, and %v taken", seed, plan.take)
 		}
 		if plan.alarm != nil && strays > 0 {
 			t.Fatalf("seed %d: an alarm, and %d folders taken", seed, strays)

@@ -23,6 +23,7 @@ import (
 //	  containerd   identity of the containerd that this belongs to; missing: none yet
 //	  roots        role → fence.Recorded
 //	  snapshots    ID → record
+//	  leaving      ID → role; removed, and the folder could not be moved yet; made when needed
 var (
 	ownBucket       = []byte("cleave")
 	schemaKey       = []byte("schema")
@@ -30,6 +31,7 @@ var (
 	containerdKey   = []byte("containerd")
 	rootsBucket     = []byte("roots")
 	snapshotsBucket = []byte("snapshots")
+	leavingBucket   = []byte("leaving")
 )
 
 // schemaVersion is the form that this program writes. It reads no newer one.
@@ -145,6 +147,42 @@ func eachRecord(b *bolt.Bucket, visit func(id string, r record) error) error {
 		}
 		return visit(string(k), r)
 	})
+}
+
+// putLeaving notes that the snapshot with this folder was removed and that the
+// folder is still in place. An ID that was removed is never given out again, so
+// whatever copy of the database has the note, it is about this folder.
+func putLeaving(b *bolt.Bucket, f Folder) error {
+	leaving, err := b.CreateBucketIfNotExists(leavingBucket)
+	if err != nil {
+		return err
+	}
+	return leaving.Put([]byte(f.Name), []byte(f.Root))
+}
+
+func getLeaving(b *bolt.Bucket) (map[Folder]bool, error) {
+	folders := map[Folder]bool{}
+	leaving := b.Bucket(leavingBucket)
+	if leaving == nil {
+		return folders, nil
+	}
+	return folders, leaving.ForEach(func(k, v []byte) error {
+		folders[Folder{Root: fence.Role(v), Name: string(k)}] = true
+		return nil
+	})
+}
+
+func deleteLeaving(b *bolt.Bucket, folders []Folder) error {
+	leaving := b.Bucket(leavingBucket)
+	if leaving == nil {
+		return nil
+	}
+	for _, f := range folders {
+		if err := leaving.Delete([]byte(f.Name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func putJSON(b *bolt.Bucket, key string, v any) error {

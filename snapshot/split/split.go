@@ -370,8 +370,9 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 		return fmt.Errorf("remove snapshot %q: %w", key, err)
 	}
 	var (
-		id  string
-		rec record
+		id    string
+		rec   record
+		moved bool
 	)
 	err := s.db.run(ctx, write{before: fault.RemoveOpen, do: func(ctx context.Context, b *bolt.Bucket) error {
 		// In here no clean-up changes the answer.
@@ -388,7 +389,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 		return deleteRecord(b, id)
 	}, then: func() {
 		s.opts.faults(fault.RemoveCommitted)
-		s.discard(id, rec.Root)
+		moved = s.discard(id, rec.Root)
 		s.opts.faults(fault.RemoveTrashed)
 	}})
 	if err != nil {
@@ -397,18 +398,32 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	s.meter.forget(id)
 	s.filler.done(id)
 	s.bins[rec.Root].Wake()
+	if !moved {
+		s.noteLeaving(ctx, Folder{Root: rec.Root, Name: id})
+	}
 	return nil
 }
 
 // discard moves the folder of a snapshot that has been removed to the trash. If
 // it can't, the folder is a stray, which the next clean-up takes.
-func (s *Snapshotter) discard(id string, role fence.Role) {
+func (s *Snapshotter) discard(id string, role fence.Role) (moved bool) {
 	root, err := s.gate.Root(role)
 	if err == nil {
 		_, err = trash.Move(root, idDir(id), id)
 	}
 	if err != nil {
 		s.log.Warn("the folder of a removed snapshot stays for the next clean-up", zap.String("id", id), zap.Error(err))
+	}
+	return err == nil
+}
+
+// noteLeaving notes that a folder is that of a removed snapshot, so that many of
+// them, as after removals on a filesystem that was read-only, raise no alarm.
+// Without the note the folder is a stray like any other.
+func (s *Snapshotter) noteLeaving(ctx context.Context, f Folder) {
+	err := s.db.run(ctx, write{do: func(_ context.Context, b *bolt.Bucket) error { return putLeaving(b, f) }})
+	if err != nil {
+		s.log.Warn("the folder of a removed snapshot counts as an unknown one in the next clean-up", zap.String("id", f.Name), zap.Error(err))
 	}
 }
 

@@ -46,7 +46,8 @@ type Alarm struct {
 	Older bool `json:"older,omitempty"`
 	// Folders are what it would take.
 	Folders []Folder `json:"folders"`
-	// Total is how many folders with an ID there are in both roots.
+	// Total is how many folders with an ID there are in both roots, save for those
+	// of removed snapshots that could not be moved.
 	Total int `json:"total"`
 }
 
@@ -64,6 +65,9 @@ type sweepFacts struct {
 	highest uint64
 	// unused are unknown folders above highest that nobody was ever given.
 	unused map[Folder]bool
+	// leaving are folders of snapshots whose removal is on record, and which
+	// could not be moved then.
+	leaving map[Folder]bool
 	// making are the temporary folders that are being filled.
 	making map[string]bool
 	// maxShare and minCount bound what may go at once.
@@ -84,6 +88,8 @@ type sweepPlan struct {
 //
 //   - A temporary folder that nobody is filling now is one. Nobody was ever given
 //     it, so it does not count.
+//   - A folder of a snapshot whose removal is on record is one. It does not count
+//     either: somebody asked for it. With an older database it stays like all others.
 //   - A folder with an ID that the database does not know is one. If the ID is
 //     higher than any that was ever given out, the database is older than the
 //     folder; save for the next one, if nobody was ever given that folder: a crash
@@ -93,6 +99,7 @@ func planSweep(f sweepFacts) sweepPlan {
 	var (
 		plan    sweepPlan
 		strays  []Folder
+		removed []Folder
 		total   int
 		tooNew  []Folder
 		allowed = len(f.allowed) > 0
@@ -104,6 +111,10 @@ func planSweep(f sweepFacts) sweepPlan {
 				plan.take = append(plan.take, folder)
 			}
 		case idName.MatchString(folder.Name):
+			if f.leaving[folder] && !f.known[folder.Name] && !newerThan(f.highest, folder.Name) {
+				removed = append(removed, folder)
+				continue
+			}
 			total++
 			if f.known[folder.Name] {
 				continue
@@ -115,7 +126,7 @@ func planSweep(f sweepFacts) sweepPlan {
 			}
 		}
 	}
-	for _, list := range [][]Folder{plan.take, strays, tooNew} {
+	for _, list := range [][]Folder{plan.take, removed, strays, tooNew} {
 		slices.SortFunc(list, func(a, b Folder) int {
 			return cmp.Or(cmp.Compare(a.Root, b.Root), cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))
 		})
@@ -129,6 +140,9 @@ func planSweep(f sweepFacts) sweepPlan {
 		reason = fmt.Sprintf("%d folders are newer than the database, first %s in the %s root: it may have been restored from an older copy", len(tooNew), tooNew[0].Name, tooNew[0].Root)
 	case len(strays) > f.minCount && float64(len(strays)) > f.maxShare*float64(total):
 		reason = fmt.Sprintf("%d of %d folders are unknown to the database, which is more than the allowed share of %g", len(strays), total, f.maxShare)
+	}
+	if reason == "" || len(tooNew) == 0 {
+		plan.take = append(plan.take, removed...)
 	}
 	if reason != "" {
 		plan.alarm = &Alarm{Reason: reason, Older: len(tooNew) > 0, Folders: strays, Total: total}
@@ -204,6 +218,7 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 	var (
 		moved  int
 		failed []error
+		gone   []Folder // noted as leaving, and not there any more
 	)
 	// Nothing is created or removed meanwhile: what the database does not know
 	// now is nobody's.
@@ -214,6 +229,11 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 		}
 		plan := planSweep(facts)
 		s.raise(plan.alarm)
+		for folder := range facts.leaving {
+			if !slices.Contains(facts.found, folder) {
+				gone = append(gone, folder)
+			}
+		}
 		for _, folder := range plan.take {
 			if err := ctx.Err(); err != nil {
 				return err
@@ -224,6 +244,9 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 				continue
 			}
 			moved++
+			if facts.leaving[folder] {
+				gone = append(gone, folder)
+			}
 			s.opts.faults(fault.SweepMoving)
 		}
 		if plan.alarm != nil {
@@ -232,6 +255,7 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 		return nil
 	})
 	err = errors.Join(err, joinFirst(failed))
+	s.forgetLeaving(ctx, gone)
 	did := &Sweep{At: time.Now(), Moved: moved}
 	if err != nil {
 		did.Error = err.Error()
@@ -245,6 +269,18 @@ func (s *Snapshotter) sweep(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// forgetLeaving forgets that folders were to go, once they are gone. If it can't,
+// the next clean-up does.
+func (s *Snapshotter) forgetLeaving(ctx context.Context, gone []Folder) {
+	if len(gone) == 0 {
+		return
+	}
+	err := s.db.run(ctx, write{do: func(_ context.Context, b *bolt.Bucket) error { return deleteLeaving(b, gone) }})
+	if err != nil {
+		s.log.Warn("folders of removed snapshots are gone and still noted", zap.Int("folders", len(gone)), zap.Error(err))
+	}
 }
 
 // joinFirst joins errors as far as somebody would read them.
@@ -273,6 +309,9 @@ func (s *Snapshotter) sweepFacts(ctx context.Context, b *bolt.Bucket) (sweepFact
 		return f, err
 	}
 	if f.highest, err = getHighest(b); err != nil {
+		return f, err
+	}
+	if f.leaving, err = getLeaving(b); err != nil {
 		return f, err
 	}
 	for _, role := range fence.Roles() {
