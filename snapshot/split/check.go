@@ -149,9 +149,12 @@ func offline(ctx context.Context, opts Options, f func(context.Context, *bolt.Bu
 	// bbolt panics on pages that make no sense.
 	defer func() {
 		if p := recover(); p != nil {
-			err = errors.Join(err, fmt.Errorf("the database %s is damaged (%v): restore it from a backup of this node", opts.Database, p))
+			err = errors.Join(err, damaged(opts.Database, p))
 		}
 	}()
+	if err := verify(opts.Database); err != nil {
+		return err
+	}
 	store, err := storage.NewMetaStore(opts.Database, boltOptions, func(o *bolt.Options) error {
 		o.ReadOnly = true
 		return nil

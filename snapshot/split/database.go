@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
@@ -25,6 +26,9 @@ type database struct {
 	ballast boltfile.Ballast
 	faults  func(fault.Point)
 	log     *zap.Logger
+	// stuck: bbolt has panicked while it was opened or began a transaction, and
+	// may hold locks of its own for good.
+	stuck atomic.Bool
 
 	// turn holds a value while a writer is in: from before its transaction until
 	// what belongs to it on disk is done or undone. It is taken before bbolt's own
@@ -63,6 +67,9 @@ func openDatabase(o Options) (*database, error) {
 	if !exists {
 		return nil, fmt.Errorf("%s does not exist: %w", o.Database, ErrNotInitialised)
 	}
+	if err := verify(o.Database); err != nil {
+		return nil, err
+	}
 	store, err := storage.NewMetaStore(o.Database, boltOptions)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", o.Database, err)
@@ -76,7 +83,31 @@ func openDatabase(o Options) (*database, error) {
 	return db, nil
 }
 
-func (d *database) close() error { return d.store.Close() }
+// verify reads a database before bbolt does, which would end the process or hang
+// on one that is damaged.
+func verify(path string) error {
+	err := boltfile.Verify(path)
+	if errors.Is(err, boltfile.ErrDamaged) {
+		return fmt.Errorf("%w: %s", err, restore)
+	}
+	return err
+}
+
+// restore is what to do about a damaged database.
+const restore = "stop containerd and restore it from a backup of this node, see docs/snapshotter.md; nothing on the disks was changed or deleted"
+
+func damaged(path string, why any) error {
+	return fmt.Errorf("%s: %w: %v: %s", path, boltfile.ErrDamaged, why, restore)
+}
+
+// close lets go of the database. If bbolt has panicked that would wait for ever;
+// then the end of the process does it.
+func (d *database) close() error {
+	if d.stuck.Load() {
+		return nil
+	}
+	return d.store.Close()
+}
 
 // maintain makes reserve and ballast whole where there is room. Neither is
 // needed at once, so that it can't is only logged.
@@ -97,20 +128,28 @@ func (d *database) maintain() {
 }
 
 // read runs f in a transaction that reads.
-func (d *database) read(ctx context.Context, f func(ctx context.Context, b *bolt.Bucket) error) error {
+func (d *database) read(ctx context.Context, f func(ctx context.Context, b *bolt.Bucket) error) (err error) {
 	ctx, tx, err := d.begin(ctx, false)
 	if err != nil {
 		return err
 	}
+	// Also when f panics: the database can't be closed while it is read.
+	defer func() { err = errors.Join(err, tx.Rollback()) }()
 	b, err := own(tx)
-	if err == nil {
-		err = f(ctx, b)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, tx.Rollback())
+	return f(ctx, b)
 }
 
 // begin begins a transaction of storage, which is one of bbolt.
-func (d *database) begin(ctx context.Context, writable bool) (context.Context, *bolt.Tx, error) {
+func (d *database) begin(ctx context.Context, writable bool) (_ context.Context, _ *bolt.Tx, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			d.stuck.Store(true)
+			err = damaged(d.path, p)
+		}
+	}()
 	ctx, transactor, err := d.store.TransactionContext(ctx, writable)
 	if err != nil {
 		return ctx, nil, fmt.Errorf("open the database %s: %w", d.path, err)
