@@ -52,7 +52,7 @@ type Finding struct {
 func (f Finding) String() string { return f.Invariant + ": " + f.Path + ": " + f.What }
 
 // Check compares both roots with the database while no snapshotter runs; it is
-// refused with [boltfile.ErrLocked] while one does. It changes nothing. An error
+// refused with [boltfile.ErrLocked] or [fence.ErrBusy] while one does. It changes nothing. An error
 // means that it could not look; what it saw is in the Report.
 func Check(ctx context.Context, opts Options) (Report, error) {
 	var report Report
@@ -217,7 +217,9 @@ func inspect(ctx context.Context, opts Options, b *bolt.Bucket, gate *fence.Gate
 		return Report{}, err
 	}
 	var closed *fence.Closed
-	if err := gate.Verify(); errors.As(err, &closed) {
+	if err := gate.Verify(); errors.Is(err, fence.ErrBusy) {
+		return Report{}, err
+	} else if errors.As(err, &closed) {
 		for _, r := range closed.Reasons {
 			i.fault("I3", r.Root, "%s; %s", r.What, r.Remedy)
 		}

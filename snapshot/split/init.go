@@ -66,6 +66,9 @@ func Init(ctx context.Context, opts Options) (err error) {
 				return fmt.Errorf("the %s root: %w", role, err)
 			}
 		}
+		if err := fence.Lock(role, root); err != nil {
+			return err
+		}
 		if err := mustBeEmpty(root); err != nil {
 			return fmt.Errorf("the %s root: %w", role, err)
 		}

@@ -86,7 +86,8 @@ const checkPeriod = 15 * time.Second
 // now, Open succeeds all the same, the fence is closed, and it opens by itself
 // when the cause is gone; see [Snapshotter.Status].
 //
-// Errors wrap [ErrNotInitialised], [ErrNewerSchema], [boltfile.ErrLocked], or
+// Errors wrap [ErrNotInitialised], [ErrNewerSchema], [boltfile.ErrDamaged],
+// [boltfile.ErrLocked], [fence.ErrBusy] if another snapshotter works on a root, or
 // tell what is wrong with the options.
 func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 	opts = opts.withDefaults()
@@ -129,6 +130,10 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 	if s.gate, err = fence.NewGate(opts.roots(), want, opts.sources, opts.Log, prepared); err != nil {
 		return nil, err
 	}
+	// Another reason is logged by the gate, and may go away.
+	if err := s.gate.Verify(); errors.Is(err, fence.ErrBusy) {
+		return nil, err
+	}
 	s.options = mountOptions(opts.MountOptions)
 	s.start(ctx)
 	return s, nil
@@ -163,7 +168,6 @@ func (s *Snapshotter) start(ctx context.Context) {
 			s.stopped.Go(func() { s.meter.run(ctx, role) })
 		}
 	}
-	_ = s.gate.Verify() //nolint:errcheck // the gate has logged it
 	select {
 	case <-s.gate.Opened():
 		s.opened(ctx)

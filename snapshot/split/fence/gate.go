@@ -12,7 +12,7 @@ import (
 	"github.com/cleave-cri/cleave/snapshot/split/rootdir"
 )
 
-// Gate holds each root open while it is the right one, and lets go of it when it
+// Gate holds each root open and locked while it is the right one, and lets go of it when it
 // is not: a root that was unmounted can then really go. It is open while both
 // roots are right.
 //
@@ -207,7 +207,9 @@ type finding struct {
 	// wrong: the root is not the right one, for this reason; hangs: it does not
 	// answer, so what is held may still be.
 	wrong, hangs bool
-	reason       Reason
+	// unlocked: what is held is not locked any more.
+	unlocked bool
+	reason   Reason
 }
 
 // find looks at a root anew. What it holds in the end is the caller's.
@@ -230,10 +232,21 @@ func (g *Gate) find(role Role) finding {
 	// It would be taken anew, and is looked at thoroughly; from the beginning, so
 	// that all of it is about one root.
 	drop(f)
+	// The same folder by another mount: it could not be locked while the one held
+	// is.
+	unlocked := s.root != nil && f.place.Device == s.place.Device && f.place.Inode == s.place.Inode
 	f, err = ask(g.askers[role], suitsLimit, func() finding {
+		if unlocked {
+			if err := s.root.Unlock(); err != nil {
+				return finding{}.because(s, err)
+			}
+		}
 		f := g.sources.examine(s, g.bootID)
 		if f.wrong {
 			return f
+		}
+		if err := Lock(role, f.root); err != nil {
+			return f.because(s, err)
 		}
 		if err := g.suits(role, f.root); err != nil {
 			return f.because(s, err)
@@ -241,7 +254,8 @@ func (g *Gate) find(role Role) finding {
 		return f
 	}, drop)
 	if err != nil {
-		return noFinding(s, err)
+		f = noFinding(s, err)
+		f.unlocked = unlocked
 	}
 	return f
 }
@@ -258,7 +272,7 @@ func (f finding) because(s side, err error) finding {
 	f.wrong = true
 	f.reason = Reason{Root: s.path, What: err.Error(), Remedy: remedy(err, s.want.Role, "use a filesystem that overlayfs can work on")}
 	if special := (*Unfit)(nil); errors.As(err, &special) {
-		f.reason.What, f.reason.Remedy = special.What, special.Remedy
+		f.reason.What, f.reason.Remedy, f.reason.busy = special.What, special.Remedy, special.busy
 	}
 	return f
 }
@@ -283,7 +297,7 @@ func (s Sources) examine(side side, bootID string) finding {
 func (g *Gate) takeLocked(s *side, f finding) (free []*rootdir.Root) {
 	s.hangs = f.hangs
 	switch {
-	case f.hangs:
+	case f.hangs && !f.unlocked:
 		return nil
 	case f.wrong:
 		free = []*rootdir.Root{s.root, f.root}

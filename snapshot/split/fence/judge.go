@@ -120,8 +120,8 @@ type Reason struct {
 	What   string `json:"what"`
 	Remedy string `json:"remedy"`
 
-	// hangs: the root does not answer.
-	hangs bool
+	// hangs: the root does not answer; busy: another snapshotter has it.
+	hangs, busy bool
 }
 
 func (r Reason) String() string { return fmt.Sprintf("%s: %s; %s", r.Root, r.What, r.Remedy) }
@@ -167,7 +167,12 @@ func Judge(w Want, s Seen) (reason Reason, wrong bool) {
 }
 
 // Unfit is why a root can't be used, with what to do about it.
-type Unfit struct{ What, Remedy string }
+type Unfit struct {
+	What, Remedy string
+
+	// busy: another snapshotter has it.
+	busy bool
+}
 
 func (u *Unfit) Error() string { return u.What + ": " + u.Remedy }
 
@@ -224,11 +229,15 @@ func (c *Closed) Error() string {
 	return "nothing is written or deleted: " + strings.Join(text, "; ")
 }
 
-// Unwrap makes it a failed precondition for containerd, and an [ErrNoAnswer] if a
-// root hangs.
+// Unwrap makes it a failed precondition for containerd, an [ErrNoAnswer] if a
+// root hangs, and an [ErrBusy] if another snapshotter has one.
 func (c *Closed) Unwrap() []error {
+	is := []error{errdefs.ErrFailedPrecondition}
 	if slices.ContainsFunc(c.Reasons, func(r Reason) bool { return r.hangs }) {
-		return []error{errdefs.ErrFailedPrecondition, ErrNoAnswer}
+		is = append(is, ErrNoAnswer)
 	}
-	return []error{errdefs.ErrFailedPrecondition}
+	if slices.ContainsFunc(c.Reasons, func(r Reason) bool { return r.busy }) {
+		is = append(is, ErrBusy)
+	}
+	return is
 }

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -59,7 +60,12 @@ func (p Place) IsDir() bool { return p.Mode&unix.S_IFMT == unix.S_IFDIR }
 type Root struct {
 	path string
 	file *os.File
+	// locked: Lock has taken the lock, and Unlock has not given it back.
+	locked atomic.Bool
 }
+
+// ErrLocked says that the folder is locked through another open descriptor.
+var ErrLocked = errors.New("another process holds the lock")
 
 // Open opens the folder at path, following symlinks in it.
 func Open(path string) (*Root, error) {
@@ -75,8 +81,38 @@ func Open(path string) (*Root, error) {
 // Path is the path that the root was opened by.
 func (r *Root) Path() string { return r.path }
 
-// Close lets go of the folder.
-func (r *Root) Close() error { return r.file.Close() }
+// Close lets go of the folder, and of its lock.
+func (r *Root) Close() error { return errors.Join(r.Unlock(), r.file.Close()) }
+
+// Lock takes the lock of the folder itself (flock(2)), without waiting, until
+// Unlock or Close. It needs no file, and so neither space nor a writable disk. Two
+// open roots of one folder are two holders, whatever mount they were opened
+// through. On a filesystem without such locks it says so with
+// errors.ErrUnsupported.
+func (r *Root) Lock() error {
+	err := r.do(func(fd int) error { return unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB) })
+	switch {
+	case err == nil:
+		r.locked.Store(true)
+		return nil
+	case errors.Is(err, unix.EWOULDBLOCK):
+		err = ErrLocked
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EBADF):
+		// EBADF: NFS wants a descriptor to write, which no folder has (flock(2)).
+		err = fmt.Errorf("%w (%w)", errors.ErrUnsupported, err)
+	}
+	return r.named("lock", ".", err)
+}
+
+// Unlock gives the lock back, if it is held. Closing alone would not do while
+// another goroutine is starting a process, which for a moment has all our
+// descriptors.
+func (r *Root) Unlock() error {
+	if !r.locked.Swap(false) {
+		return nil
+	}
+	return r.named("unlock", ".", r.do(func(fd int) error { return unix.Flock(fd, unix.LOCK_UN) }))
+}
 
 // At looks at a path anew, following symlinks: it tells whether the path still
 // leads to an open root.
