@@ -105,12 +105,19 @@ func (c Config) need(due []Threshold, t Threshold, layout Layout, seen Observati
 	return &bytes
 }
 
-// foresee plans the reclaim of what will be short soon.
-func (c Config) foresee(d Decision, s State, seen Observations) Decision {
+// foresee plans the reclaim of what will be short soon, where there is news
+// after what was seen last: a second look at the same figures plans nothing.
+func (c Config) foresee(d Decision, s State, seen Observations, last map[Signal]time.Time, now time.Time) Decision {
 	if !c.Options.Forecast {
 		return d
 	}
-	d.Coming = c.Coming(s.Trend, s, seen, or(c.Horizon, time.Minute))
+	news := make(Observations, len(seen))
+	for signal, o := range seen {
+		if o.fresh(last, signal) {
+			news[signal] = o
+		}
+	}
+	d.Coming = c.Coming(s.Trend, s, news, now, or(c.Horizon, time.Minute))
 	if len(d.Coming) == 0 || len(d.Coming[0].Reclaim) == 0 {
 		return d
 	}

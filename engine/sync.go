@@ -70,12 +70,12 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 	}
 	if len(d.Due) == 0 {
 		d.Outcome, d.Rule = Calm, "SYN-19"
-		return s, c.foresee(d, s, seen)
+		return s, c.foresee(d, s, seen, last, in.Now)
 	}
 	d.Choices = c.Options.choices(d.Due, seen)
 	if len(d.Choices) == 0 {
 		d.Outcome, d.Rule = Calm, "DisksOnly"
-		return s, c.foresee(d, s, seen)
+		return s, c.foresee(d, s, seen, last, in.Now)
 	}
 	first := c.relieve(d, s, in, stats, seen, d.Choices[0])
 	if !c.Options.MostUrgentFirst || first.Victim != nil {

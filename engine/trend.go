@@ -17,8 +17,14 @@ type Sample struct {
 	Available, Capacity int64
 }
 
-// How much a Trend remembers: enough for a middle that one burst does not move.
-const remembered = 8
+// How much a Trend remembers: enough for a middle that one burst does not move,
+// and nothing that was measured longer ago than trendFor, or that claims to be
+// of a time further ahead than clockSlack.
+const (
+	remembered = 8
+	trendFor   = 5 * time.Minute
+	clockSlack = 10 * time.Second
+)
 
 // The rests between two looks.
 const (
@@ -33,7 +39,8 @@ const (
 // Add remembers what was seen. Each sample is of the time when it was measured,
 // or of now if that is not known. One that is not later than the last is no
 // news; one that is earlier than all, because the clock was set back, begins
-// anew, as does a filesystem of another size.
+// anew, as does a filesystem of another size. What is old, or of a time to come,
+// is neither taken nor kept: one wrong date must not stop the others.
 func (t Trend) Add(seen Observations, now time.Time) Trend {
 	next := make(Trend, len(seen))
 	for signal, o := range seen {
@@ -41,15 +48,19 @@ func (t Trend) Add(seen Observations, now time.Time) Trend {
 		if at.IsZero() {
 			at = now
 		}
-		list := t[signal]
+		unfit := func(s Sample) bool { return s.At.After(now.Add(clockSlack)) || now.Sub(s.At) > trendFor }
+		list := slices.DeleteFunc(slices.Clone(t[signal]), unfit)
 		sample := Sample{At: at, Available: o.Available, Capacity: o.Capacity}
 		switch {
+		case unfit(sample):
 		case len(list) == 0 || at.Before(list[0].At) || list[0].Capacity != o.Capacity:
 			list = []Sample{sample}
 		case at.After(list[len(list)-1].At):
 			list = append(slices.Clone(list[max(0, len(list)+1-remembered):]), sample)
 		}
-		next[signal] = list
+		if len(list) > 0 {
+			next[signal] = list
+		}
 	}
 	return next
 }
@@ -113,8 +124,10 @@ type Coming struct {
 
 // Coming lists the hard thresholds of disks that will be met within horizon at
 // the speed in the middle of those remembered, soonest first. At least four are
-// asked for, so that a burst does not clear a node of its images.
-func (c Config) Coming(t Trend, s State, seen Observations, horizon time.Duration) []Coming {
+// asked for, so that a burst does not clear a node of its images. The latest of
+// them has to be what was seen: what Add did not take tells of nothing to come.
+// The time since then counts.
+func (c Config) Coming(t Trend, s State, seen Observations, now time.Time, horizon time.Duration) []Coming {
 	const enough = 4
 	if s.Layout == nil {
 		return nil
@@ -127,8 +140,13 @@ func (c Config) Coming(t Trend, s State, seen Observations, horizon time.Duratio
 		if !ok || th.Inert || !th.Hard() || th.met(o, false) || len(falls) < enough || th.Signal.disk(layout) == "" {
 			continue
 		}
+		latest := t[th.Signal][len(t[th.Signal])-1]
+		age := max(0, now.Sub(latest.At))
+		if age > trendFor || !o.Time.IsZero() && !o.Time.Equal(latest.At) || o.Available != latest.Available {
+			continue
+		}
 		slices.Sort(falls)
-		if in := until(th, o, falls[(len(falls)-1)/2]); in <= horizon {
+		if in := max(0, until(th, o, falls[(len(falls)-1)/2])-age); in <= horizon {
 			out = append(out, Coming{Threshold: th, In: in, Reclaim: c.Options.reclaim(th.Signal, layout)})
 		}
 	}

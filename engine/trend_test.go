@@ -78,8 +78,8 @@ func TestComingByForecast(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			n, trend, seen, _ := filling(t, 1000, tc.available...)
-			got := n.Coming(trend, n.State, seen, tc.horizon)
+			n, trend, seen, now := filling(t, 1000, tc.available...)
+			got := n.Coming(trend, n.State, seen, now, tc.horizon)
 			switch {
 			case tc.want == 0 && len(got) > 0:
 				t.Errorf("%+v", got)
@@ -112,12 +112,65 @@ func TestTrendForgetsAndBeginsAnew(t *testing.T) {
 	if got := trend[NodeFSAvailable]; len(got) != 1 || len(before[NodeFSAvailable]) != remembered {
 		t.Errorf("%v", got)
 	}
-	trend = before.Add(Observations{NodeFSAvailable: {Available: 5, Capacity: 7, Time: start.Add(time.Hour)}}, start)
+	trend = before.Add(Observations{NodeFSAvailable: {Available: 5, Capacity: 7, Time: start.Add(time.Minute)}}, start.Add(time.Minute))
 	if got := trend[NodeFSAvailable]; len(got) != 1 {
 		t.Errorf("another size, and the past still counts: %v", got)
 	}
 	if trend = trend.Add(Observations{}, start); len(trend) != 0 {
 		t.Errorf("not seen and remembered: %v", trend)
+	}
+}
+
+// TestForecastOnOldFigures_GAP28: images go once for what one look foresees, not
+// again and again for as long as nobody measures anew.
+func TestForecastOnOldFigures_GAP28(t *testing.T) {
+	t.Parallel()
+	const line = 10 * 1024
+	n, _, _, now := filling(t, 1000, line+6*1024, line+5*1024, line+4*1024, line+3*1024, line+2*1024, line+1024)
+	s := Summary{NodeFS: disk((line + 1024) * mib).at(now)}
+	for _, later := range []time.Duration{0, time.Second, 30 * time.Second, 4 * time.Minute, time.Hour, 10 * time.Hour} {
+		var d Decision
+		n.State, d = n.Sync(n.State, Input{Now: now.Add(later), Layout: &n.layout, Summary: &s})
+		if d.Outcome != Calm || len(d.Reclaim) > 0 || d.NeedBytes != nil {
+			t.Errorf("%s later, same figures: %s, %v", later, d.Outcome, d.Reclaim)
+		}
+	}
+	// A new figure does not revive a trend of ten hours ago.
+	now = now.Add(10 * time.Hour)
+	s = Summary{NodeFS: disk((line + 1023) * mib).at(now)}
+	_, d := n.Sync(n.State, Input{Now: now, Layout: &n.layout, Summary: &s})
+	if wantOutcome(t, d, Calm); len(d.Coming) > 0 {
+		t.Errorf("%+v", d.Coming)
+	}
+}
+
+// TestForecastSurvivesAWrongDate: one figure of tomorrow is not taken, those
+// after it are.
+func TestForecastSurvivesAWrongDate(t *testing.T) {
+	t.Parallel()
+	var trend Trend
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave()).settled(Detected{ImageApart: true})
+	for i := range 8 {
+		now := start.Add(time.Duration(i) * time.Second)
+		o := Observation{Available: int64(20-i) * gib, Capacity: 100 * gib, Time: now}
+		if i == 1 {
+			o.Time = now.Add(24 * time.Hour)
+		}
+		seen := Observations{NodeFSAvailable: o}
+		trend = trend.Add(seen, now)
+		coming := n.Coming(trend, n.State, seen, now, time.Minute)
+		if want := i >= 5; len(coming) > 0 != want {
+			t.Errorf("look %d: %+v of %v", i, coming, trend[NodeFSAvailable])
+		}
+	}
+	// Where the clock was set back, it goes on from there.
+	back := start.Add(-time.Hour)
+	if trend = trend.Add(Observations{NodeFSAvailable: {Available: gib, Capacity: 100 * gib, Time: back}}, back); len(trend[NodeFSAvailable]) != 1 {
+		t.Errorf("%v", trend)
+	}
+	ahead := Observations{NodeFSAvailable: {Available: 1, Capacity: 100 * gib, Time: start}}
+	if got := trend.Add(ahead, back)[NodeFSAvailable]; len(got) != 1 || got[0].Available != gib {
+		t.Errorf("a figure of a time to come was taken: %v", got)
 	}
 }
 
@@ -135,7 +188,7 @@ func TestPropertyRestIsAlwaysBounded(t *testing.T) {
 			if rest := config.Rest(trend, state, seen, in.Now); rest < ShortestRest || rest > LongestRest {
 				t.Fatalf("rest %s", rest)
 			}
-			for _, c := range config.Coming(trend, state, seen, time.Minute) {
+			for _, c := range config.Coming(trend, state, seen, in.Now, time.Minute) {
 				if c.In < 0 || c.In > time.Minute || !c.Threshold.Hard() {
 					t.Fatalf("%+v", c)
 				}
