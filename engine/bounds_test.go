@@ -154,6 +154,40 @@ func TestOptionAwaitFreed_GAP17_GAP32(t *testing.T) {
 	}
 }
 
+// TestArrivalsCountOnce_GAP17: twice 5 GiB were set free at 2 GiB, so 12 will be
+// there. However much of it has arrived, and whenever it was noted, nobody goes
+// while the rest is waited for.
+func TestArrivalsCountOnce_GAP17(t *testing.T) {
+	t.Parallel()
+	for _, second := range []int64{2, 3, 5} { // what was there when the second was set free
+		for _, looks := range [][]int64{{2}, {5}, {6}, {7}, {8}, {9}, {6, 7, 8, 9}} {
+			n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+			n.disk(0, 2*gib)
+			n.State = n.Freeing(NodeFSAvailable, 5*gib, 2*gib, start)
+			n.State = n.Freeing(ImageFSAvailable, 5*gib, second*gib, start.Add(time.Second)) // one disk, by its other name
+			for i, available := range looks {
+				low := Summary{NodeFS: disk(available * gib), ImageFS: disk(available * gib)}
+				d := n.pass(2+i, low)
+				if want := (12 - available) * gib; d.Victim != nil || d.NoVictim != "AwaitFreed" || d.AwaitedBytes != want {
+					t.Errorf("noted at 2 and %d, %v, look %d: %s goes, %d awaited of %d", second, looks, i, victim(d), d.AwaitedBytes, want)
+				}
+			}
+		}
+	}
+
+	// The first is waited for no more; what the second has is still to come.
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+	n.disk(0, 2*gib)
+	n.State = n.Freeing(NodeFSAvailable, 5*gib, 2*gib, start)
+	n.State = n.Freeing(NodeFSAvailable, 5*gib, 2*gib, start.Add(20*time.Second))
+	if d := n.disk(35, 7*gib); d.AwaitedBytes != 5*gib || len(n.Freed) != 1 {
+		t.Errorf("%d awaited, %+v", d.AwaitedBytes, n.Freed)
+	}
+	if d := n.disk(50, 7*gib); victim(d) != "pod" {
+		t.Errorf("it never came, and %s goes", victim(d))
+	}
+}
+
 func TestOptionStopAtTarget_GAP24(t *testing.T) {
 	t.Parallel()
 	twice(t, func(o *Options) { o.StopAtTarget = true }, func(o Options) string {
@@ -228,5 +262,57 @@ func TestOptionBatch_GAP31(t *testing.T) {
 	}
 	if got := story(Options{Batch: true}); got != "a b" {
 		t.Errorf("4 GiB are short: %s", got)
+	}
+}
+
+// TestBatchTakesWhoHelps_GAP31: pods that have nothing there, or of which that is
+// not known, don't go by the dozen because none of them makes up what is short.
+func TestBatchTakesWhoHelps_GAP31(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "nodefs.available<10Gi").with(Options{Batch: true})
+	n.pods = []Pod{{UID: "unknown-1"}, {UID: "unknown-2"}, {UID: "nothing"}, {UID: "a"}, {UID: "b"}, {UID: "c"}}
+	n.stats = []PodStats{usage("nothing", 0), usage("a", 3*gib), usage("b", 2*gib), usage("c", gib)}
+	d := n.disk(0, 6*gib)
+	out := victim(d)
+	for _, e := range d.Further {
+		out += " " + e.UID
+	}
+	if out != "unknown-1 a b" { // the first is the kubelet's
+		t.Errorf("%s go", out)
+	}
+}
+
+// TestBatchKeepsTheBounds_GAP31: what goes in one pass counts for the caps like
+// what goes in several.
+func TestBatchKeepsTheBounds_GAP31(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		config func(*Config)
+		owner  func(int) string
+		want   int
+	}{
+		{"back-off", func(*Config) {}, func(int) string { return "ReplicaSet web" }, 1},
+		{"owner's cap", func(c *Config) { c.BackOff = 1; c.OwnerPerHour = 2 }, func(int) string { return "ReplicaSet web" }, 1},
+		{"node's cap", func(c *Config) { c.PerHour = 3 }, func(int) string { return "" }, 3},
+		{"no bound is reached", func(*Config) {}, func(i int) string { return fmt.Sprint("Job ", i) }, 9},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			o := Cleave()
+			o.Batch = true
+			n := newNode(t, "nodefs.available<10Gi").with(o)
+			tc.config(&n.Config)
+			n.pods, n.stats = nil, nil
+			for i := range 12 {
+				uid := fmt.Sprintf("pod-%02d", i)
+				n.pods = append(n.pods, Pod{UID: uid, Owner: tc.owner(i)})
+				n.stats = append(n.stats, usage(uid, gib))
+			}
+			d := n.disk(0, gib)
+			if got := 1 + len(d.Further); d.Victim == nil || got != tc.want {
+				t.Errorf("%d go at once, want %d: %v", got, tc.want, d.Barred)
+			}
+		})
 	}
 }

@@ -51,7 +51,8 @@ type Decision struct {
 	Threshold Threshold
 	Choices   []Threshold
 	// Reclaim is to be done first, in this order. Then everything is measured
-	// again, and Resolved says whether Victim may live.
+	// again, and Resolved says whether Victim may live. Where nobody can go for
+	// what is most urgent, its reclaim comes first, whatever Threshold is.
 	Reclaim []Reclaim
 	// NeedBytes is how much the reclaim is to free under the option
 	// StopAtTarget; nil for all that it can.

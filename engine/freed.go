@@ -36,18 +36,60 @@ func (s State) lastFreed() time.Time {
 	return s.Freed[len(s.Freed)-1].At
 }
 
-// notArrived drops what has arrived, and what is waited for no more.
-func (c Config) notArrived(s State, seen Observations, now time.Time) []Freed {
-	return slices.DeleteFunc(slices.Clone(s.Freed), func(f Freed) bool {
-		o, ok := seen[f.Signal]
-		return now.Before(f.At) || now.Sub(f.At) >= or(c.FreedWait, 30*time.Second) || ok && f.missing(o) == 0
-	})
+// notArrived drops what has arrived, and what is waited for no more. On each
+// filesystem what arrived is shared out among all that was set free, oldest
+// first, so that it counts once. What stays counts from behind what was dropped.
+func (c Config) notArrived(s State, layout Layout, seen Observations, now time.Time) []Freed {
+	arrived, taken := map[string]int64{}, map[string]int64{}
+	before := map[string]int64{}
+	for _, f := range s.Freed {
+		disk := f.Signal.disk(layout)
+		if first, ok := before[disk]; !ok || f.AvailableBytes < first {
+			before[disk] = f.AvailableBytes
+		}
+		if o, ok := seen[f.Signal]; ok {
+			arrived[disk] = max(arrived[disk], more(o.Available, before[disk]))
+		}
+	}
+	var out []Freed
+	for _, f := range s.Freed {
+		disk := f.Signal.disk(layout)
+		part := min(f.Bytes, arrived[disk])
+		arrived[disk] -= part
+		if now.Before(f.At) || now.Sub(f.At) >= or(c.FreedWait, 30*time.Second) || part == f.Bytes {
+			taken[disk] += part // no more than has arrived
+			continue
+		}
+		if t := taken[disk]; t > 0 {
+			f.AvailableBytes = max(f.AvailableBytes, before[disk]+t)
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
-// missing is what has not arrived yet.
-func (f Freed) missing(o Observation) int64 {
-	arrived := float64(o.Available) - float64(f.AvailableBytes) // no overflow
-	return truncate(min(math.MaxInt64/2, max(0, float64(f.Bytes)-max(0, arrived))))
+// more is by how much a is more than b, at most half of what there can be.
+func more(a, b int64) int64 {
+	return truncate(min(math.MaxInt64/2, max(0, float64(a)-float64(b)))) // no overflow
+}
+
+// missing is what of list has not arrived yet on the filesystem of t, where o
+// was seen.
+func missing(list []Freed, t Threshold, layout Layout, o Observation) int64 {
+	var sum int64
+	var before *int64
+	for i := range list {
+		if f := &list[i]; together(f.Signal, t.Signal, layout) {
+			sum += min(f.Bytes, math.MaxInt64/2-sum)
+			if before == nil || f.AvailableBytes < *before {
+				before = &f.AvailableBytes
+			}
+		}
+	}
+	if before == nil {
+		return 0
+	}
+	return more(sum, more(o.Available, *before))
 }
 
 // awaited is what is still to arrive on the filesystem of t, if with it t would
@@ -57,12 +99,7 @@ func (c Config) awaited(s State, t Threshold, layout Layout, seen Observations, 
 	if !c.Options.AwaitFreed || !ok || t.Signal.Resource() != EphemeralStorage {
 		return 0
 	}
-	var sum int64
-	for _, f := range c.notArrived(s, seen, now) {
-		if together(f.Signal, t.Signal, layout) {
-			sum += min(f.missing(o), math.MaxInt64/2-sum)
-		}
-	}
+	sum := missing(c.notArrived(s, layout, seen, now), t, layout, o)
 	if sum == 0 || o.Available > math.MaxInt64/2 {
 		return 0
 	}

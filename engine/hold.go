@@ -57,7 +57,7 @@ func (c Config) remember(s State, seen Observations, in Input) State {
 		s.Gone = recent(s.Gone, in.Now)
 	}
 	if c.Options.AwaitFreed {
-		s.Freed = c.notArrived(s, seen, in.Now)
+		s.Freed = c.notArrived(s, c.Options.layout(*s.Layout), seen, in.Now)
 	}
 	if !c.Options.HoldFire || len(in.Unattributed) == 0 {
 		return s

@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -79,6 +80,30 @@ func TestOneDiskKeepsNoOtherWaiting(t *testing.T) {
 	}
 	if d := n.pass(10, Summary{NodeFS: disk(0), ImageFS: disk(20 * gib)}); d.Threshold.Signal != NodeFSAvailable || d.NoVictim != "OnlyWhoHelps" {
 		t.Errorf("%s, %s", d.Threshold, d.NoVictim)
+	}
+}
+
+// TestOneDiskDisplacesNoReclaim_GAP15: imagefs is most short, by a hard
+// threshold, and no pod has anything there. While pods go for a soft one of
+// nodefs, its images go as well, and first.
+func TestOneDiskDisplacesNoReclaim_GAP15(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "imagefs.available<10Gi", "nodefs.available<20Gi", "nodefs.available=1s").with(Cleave()).settled(Detected{ImageApart: true})
+	n.pods, n.stats = nil, nil
+	for _, uid := range []string{"p1", "p2", "p3"} {
+		n.pods = append(n.pods, Pod{UID: uid, Volumes: []Volume{{Name: "v", Kind: EmptyDirDisk}}})
+		n.stats = append(n.stats, PodStats{UID: uid, Volumes: []VolumeStats{{Name: "v", FSStats: FSStats{UsedBytes: bytes(gib)}}}})
+	}
+	low := Summary{NodeFS: disk(19 * gib), ImageFS: disk(gib)}
+	n.pass(0, low)
+	d := n.pass(10, low)
+	want := []Reclaim{DeadContainers, UnusedImages, OldLogs}
+	if victim(d) != "p1" || d.Threshold.Signal != NodeFSAvailable || !slices.Equal(d.Reclaim, want) || d.NeedBytes == nil || *d.NeedBytes != 11*gib {
+		t.Errorf("%s, %s, %v", d.Threshold, victim(d), d.Reclaim)
+	}
+	// Nothing has changed, and so it is as urgent as before.
+	if again := n.pass(20, low); !slices.Equal(again.Reclaim, want) {
+		t.Errorf("%v", again.Reclaim)
 	}
 }
 

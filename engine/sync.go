@@ -82,16 +82,42 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 		return s, first
 	}
 	layout := c.Options.layout(*s.Layout)
+	before := first
 	for _, t := range byUrgency(d.Due, seen) {
 		if t.Signal.disk(layout) == "" || together(t.Signal, first.Threshold.Signal, layout) {
 			continue
 		}
 		d.Choices = []Threshold{t}
-		if other := c.relieve(d, s, in, stats, seen, t); other.Victim != nil {
+		other := c.relieve(d, s, in, stats, seen, t)
+		other.Reclaim, other.NeedBytes = both(before, other)
+		if other.Victim != nil {
 			return s, other
 		}
+		before = other
 	}
 	return s, first
+}
+
+// both is the reclaim of a decision that nobody goes for, then that of the next
+// one: a victim elsewhere must not displace what is more urgent. Each kind is
+// done once, and as much of it as either needs; without a need, all.
+func both(before, next Decision) (list []Reclaim, needBytes *int64) {
+	list = slices.Clone(before.Reclaim)
+	for _, r := range next.Reclaim {
+		if !slices.Contains(list, r) {
+			list = append(list, r)
+		}
+	}
+	switch {
+	case len(before.Reclaim) == 0:
+		return list, next.NeedBytes
+	case len(next.Reclaim) == 0:
+		return list, before.NeedBytes
+	case before.NeedBytes == nil || next.NeedBytes == nil:
+		return list, nil
+	}
+	most := max(*before.NeedBytes, *next.NeedBytes)
+	return list, &most
 }
 
 // watch moves the state on by what was seen (SYN-7 … SYN-15).
@@ -149,7 +175,8 @@ func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Obse
 	short := c.short(t, seen[t.Signal])
 	for i := range d.Ranking {
 		r := &d.Ranking[i]
-		if r.Critical || c.Options.OnlyWhoHelps && r.Usage.Sign() <= 0 {
+		helps := r.Usage.Sign() > 0
+		if r.Critical || c.Options.OnlyWhoHelps && !helps || d.Victim != nil && !helps {
 			continue
 		}
 		if bar := c.barred(s, r.pod, in.Now); bar != nil && d.Victim == nil {
@@ -167,10 +194,13 @@ func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Obse
 		} else {
 			d.Further = append(d.Further, *e)
 		}
-		short.Sub(r.Usage)
+		if helps {
+			short.Sub(r.Usage)
+		}
 		if !c.Options.Batch || short.Sign() <= 0 {
 			return d
 		}
+		s = s.Evicted(*e, in.Now) // for the bounds it has gone
 	}
 	if d.Victim == nil && d.NoVictim == "" {
 		d.NoVictim = "SYN-28"
@@ -185,8 +215,11 @@ func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Obse
 // of d, d itself among them: one for each of its Choices. s and in are the
 // state that Sync returned with d and the input that it was given.
 func (c Config) Alternatives(s State, in Input, d Decision) []Decision {
-	if len(d.Choices) == 0 {
+	switch len(d.Choices) {
+	case 0:
 		return nil
+	case 1:
+		return []Decision{d}
 	}
 	stats, seen := in.Summary.podStats(), c.Options.believed(in.Summary.Observe())
 	out := make([]Decision, len(d.Choices))
