@@ -100,8 +100,9 @@ func (w *World) fits() bool {
 		for _, l := range i.Layers {
 			if !i.Absent && !seen[l.ID] {
 				seen[l.ID] = true
-				bytes += l.Bytes
-				inodes += l.Inodes
+				if bytes, inodes = bytes+l.Bytes, inodes+l.Inodes; bytes < 0 || inodes < 0 { // the sum is beyond 64 bits
+					return false
+				}
 			}
 		}
 	}

@@ -284,7 +284,12 @@ func TestValidate(t *testing.T) {
 		"has no image":          func(w *World) { w.Pods[0].Containers[0].Image = 7 },
 		"which it has not":      func(w *World) { w.Pods[0].Containers[0].Writers[0] = Writer{To: Volume, Volume: "x"} },
 		"on no filesystem":      func(w *World) { w.Host = []HostWriter{{Filesystem: -1}} },
-		"do not fit":            func(w *World) { w.Filesystems[0].UsedBytes = 99*gib + 1 },
+		"images and what": func(w *World) {
+			for _, id := range []string{"x", "y", "z", "zz"} { // four times 2^62: the sum wraps around to nothing
+				w.Images[0].Layers = append(w.Images[0].Layers, Layer{ID: id, Bytes: 1 << 62})
+			}
+		},
+		"do not fit": func(w *World) { w.Filesystems[0].UsedBytes = 99*gib + 1 },
 	} {
 		w := one(t, "10%", writes("p", Writer{To: Log}))
 		breaks(w)
