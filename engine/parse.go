@@ -209,9 +209,9 @@ func parseShare(text string) (float32, error) {
 }
 
 func parseQuantity(text string) (*resource.Quantity, error) {
-	q, err := resource.ParseQuantity(text)
+	q, err := ParseQuantity(text)
 	if err != nil {
-		return nil, fmt.Errorf("%w such as 10Gi", ErrBadQuantity)
+		return nil, err
 	}
 	return &q, nil
 }

@@ -137,6 +137,9 @@ func TestTHR_ValueGrammar(t *testing.T) {
 		{"THR-7: negative", "-1Mi", ErrNotPositive, ""},
 		{"THR-7: not a number", "abc", ErrBadQuantity, ""},
 		{"THR-7: empty", "", ErrBadQuantity, ""},
+		{"THR-7: an exponent that nobody can write out", "1e99999999999", ErrBadQuantity, ""},
+		{"THR-7: a share of nothing that nobody can write out", "1e-100000000", ErrBadQuantity, ""},
+		{"THR-7: plus and zeros do not hide it", "9E+00999999999", ErrBadQuantity, ""},
 		{"THR-9: 0 does not switch off", "0Gi", ErrNotPositive, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -79,10 +80,31 @@ func (v *Value) UnmarshalText(text []byte) error {
 		*v = Value{Share: float32(f)}
 		return nil
 	}
-	q, err := resource.ParseQuantity(string(text))
+	q, err := ParseQuantity(string(text))
 	if err != nil {
 		return fmt.Errorf("read value %q: %w", text, err)
 	}
 	*v = Value{Quantity: &q}
 	return nil
+}
+
+// endless is an exponent of ten of more than four digits, or a number of more
+// digits than anybody writes.
+var endless = regexp.MustCompile(`^[+-]?[0-9.]*[eE][+-]?0*[1-9][0-9]{4,}$|^[+-]?[0-9.]{1000}`)
+
+// Endless says whether the library of quantities (apimachinery 0.37) would think
+// for minutes about an amount: it writes out 1e-100000000 and 1e999999999.
+func Endless(text string) bool { return endless.MatchString(text) }
+
+// ParseQuantity reads an amount as the kubelet does, but for those that are
+// Endless: they are ErrBadQuantity. A kubelet would not come up with them.
+func ParseQuantity(text string) (resource.Quantity, error) {
+	if Endless(text) {
+		return resource.Quantity{}, fmt.Errorf("%w such as 10Gi: its exponent is too large", ErrBadQuantity)
+	}
+	q, err := resource.ParseQuantity(text)
+	if err != nil {
+		return q, fmt.Errorf("%w such as 10Gi", ErrBadQuantity)
+	}
+	return q, nil
 }

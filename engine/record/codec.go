@@ -3,11 +3,14 @@ package record
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cleave-cri/cleave/engine"
@@ -27,9 +30,25 @@ var (
 	ErrFormat = errors.New("unknown format")
 )
 
-// endless are amounts about which the library of quantities thinks for minutes
-// (apimachinery 0.37); no record of ours has any.
-var endless = regexp.MustCompile(`"[+-]?[0-9.]+[eE]-[0-9]{6,}"`)
+// exponents are values that engine.Endless may be true for, in quotes or, as JSON
+// allows for amounts, without; and the key before each, if there is one. No
+// record of ours has such an amount, but a pod may be called 9e99999.
+var exponents = regexp.MustCompile(`(?:"(\w+)"\s*:\s*)?(?:"\s*([+-]?[0-9.]*[eE][+-]?[0-9]{4,}|[+-]?[0-9.]{1000,}[^"]*)\s*"|[\s:,\[]([+-]?[0-9.]+[eE][+-]?[0-9]{4,}|[+-]?[0-9.]{1000,}))`)
+
+// texts are keys of what is called something by others.
+var texts = []string{"UID", "Namespace", "Name", "Owner", "ID", "Path", "Digest", "Handler", "Subject", "Error"}
+
+// endless is an amount in a line about which the library of quantities would
+// think for minutes; nil if there is none.
+func endless(line []byte) []byte {
+	for _, m := range exponents.FindAllSubmatch(line, -1) {
+		amount := cmp.Or(string(m[2]), string(m[3]))
+		if engine.Endless(amount) && !slices.Contains(texts, string(m[1])) {
+			return []byte(strconv.Quote(amount))
+		}
+	}
+	return nil
+}
 
 // Append appends r to b as one line. The format and the engine's version are
 // this program's, whatever r says.
@@ -107,7 +126,7 @@ func decode(line []byte) (Record, error) {
 	case *head.Format != Format:
 		return Record{}, fmt.Errorf("%w %d, this cleave reads %d; use the cleave that wrote the file", ErrFormat, *head.Format, Format)
 	}
-	if amount := endless.Find(line); amount != nil {
+	if amount := endless(line); amount != nil {
 		return Record{}, fmt.Errorf("not a record: %s is no amount", amount)
 	}
 	decoder := json.NewDecoder(bytes.NewReader(line))

@@ -155,6 +155,11 @@ func TestWhatIsRefused(t *testing.T) {
 		{"another kind of value", strings.Replace(good, `"kubelet"`, `7`, 1), "not a record", nil},
 		{"no JSON", "disk full\n", "not a record", nil},
 		{"an amount without end", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":"1e-100000000"}}}` + "\n", `"1e-100000000" is no amount`, nil},
+		{"a huge amount", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":"9e999999999"}}}` + "\n", `"9e999999999" is no amount`, nil},
+		{"a huge amount with blanks", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit": " 9E+999999999 "}}}` + "\n", `"9E+999999999" is no amount`, nil},
+		{"a huge amount without quotes", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":9e999999999}}}` + "\n", `"9e999999999" is no amount`, nil},
+		{"a huge threshold", `{"Format":1,"Engine":1,"Config":{"Thresholds":[{"Signal":"nodefs.available","Value":"1E99999999999"}]}}` + "\n", `"1E99999999999" is no amount`, nil},
+		{"an escaped huge threshold", `{"Format":1,"Engine":1,"Config":{"Thresholds":[{"Signal":"nodefs.available","Value":"1\u004599999999999"}]}}` + "\n", `not a quantity`, nil},
 		{"an empty line", "\n" + good, "line 1: not a record", nil},
 		{"two on a line", strings.TrimSpace(good) + good, "not a record", nil},
 		{"cut off", good + good[:len(good)-5], "line 2: the file ends within a record", ErrTruncated},
@@ -178,6 +183,24 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 	if _, err := Append(nil, Record{Decider: strings.Repeat("x", MaxBytes)}); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("written all the same: %v", err)
+	}
+}
+
+// TestAPodCalledLikeAnAmount: a name is no amount, and two of them are compared
+// as names.
+func TestAPodCalledLikeAnAmount(t *testing.T) {
+	t.Parallel()
+	r := Record{Decider: "kubelet", Input: engine.Input{Pods: []engine.Pod{{UID: "9e999999999", Name: "1e-100000000"}}}}
+	r.Decision.Victim = &engine.Eviction{UID: "9e999999999"}
+	got, err := NewReader(strings.NewReader(string(encoded(t, r)))).Next()
+	if err != nil || got.Input.Pods[0].Name != "1e-100000000" {
+		t.Fatalf("%v, %+v", err, got.Input.Pods)
+	}
+	other := got
+	other.Decision.Victim = &engine.Eviction{UID: "9e999999998"}
+	differences, err := compare(got, other)
+	if err != nil || len(differences) != 1 || differences[0].Path != "Decision.Victim.UID" {
+		t.Errorf("%v, %v", err, differences)
 	}
 }
 

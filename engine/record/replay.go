@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/resource"
-
 	"github.com/cleave-cri/cleave/engine"
 )
 
@@ -166,11 +164,11 @@ func sameAmount(a, b any) bool {
 	if !ok || !also {
 		return false
 	}
-	p, err := resource.ParseQuantity(x)
+	p, err := engine.ParseQuantity(x)
 	if err != nil {
 		return false
 	}
-	q, err := resource.ParseQuantity(y)
+	q, err := engine.ParseQuantity(y)
 	return err == nil && p.Cmp(q) == 0
 }
 

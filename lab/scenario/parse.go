@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -26,10 +25,6 @@ const (
 	maxLasts     = 30 * 24 * time.Hour
 	maxThreshold = 40 // bytes of the text of a threshold
 )
-
-// endless are amounts about which the library of quantities thinks for minutes
-// (apimachinery 0.37).
-var endless = regexp.MustCompile(`[eE]-\d{3,}`)
 
 // Load reads a file.
 func Load(file string) (*Scenario, error) {
@@ -60,6 +55,8 @@ type parser struct {
 	// places is where names were used that are checked when all is read.
 	places map[string]*yaml.Node
 	uses   []use
+	// tooManyPods says that there are more than maxPods; the rest is not made.
+	tooManyPods bool
 }
 
 // use is a name of something else in the file.
@@ -117,8 +114,8 @@ func (p *parser) parse(data []byte) *Scenario {
 	if len(s.Filesystems) == 0 {
 		p.at(root, "filesystems", "there must be one")
 	}
-	if len(s.Pods) > maxPods {
-		p.at(root, "pods", "are %d, more than %d", len(s.Pods), maxPods)
+	if p.tooManyPods {
+		p.at(root, "pods", "are more than %d", maxPods)
 	}
 	p.layoutDefaults(s)
 	p.resolve(s)
@@ -407,6 +404,10 @@ func (p *parser) pods(s *Scenario) func(*yaml.Node, string) {
 			p.Fault(n, path, "count must be from 1 to %d", maxPods)
 			return
 		}
+		if len(s.Pods)+count > maxPods { // before they are made
+			p.tooManyPods = true
+			return
+		}
 		if count == 1 {
 			s.Pods = append(s.Pods, pod)
 			return
@@ -553,7 +554,7 @@ func (p *parser) signals(to *map[string]string) func(*yaml.Node, string) {
 			var text string
 			if value.Kind == yaml.ScalarNode && p.Plain(value, path) {
 				text = value.Value // 10Gi and 1000 both are what the kubelet reads
-				if len(text) > maxThreshold || endless.MatchString(text) {
+				if len(text) > maxThreshold || engine.Endless(text) {
 					p.Fault(value, path, "%s is no amount; write it like 10Gi, 5%% or 1m", strict.Shown(text))
 					return
 				}

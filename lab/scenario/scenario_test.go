@@ -3,6 +3,7 @@ package scenario
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,16 @@ func TestAllFaultsTogether(t *testing.T) {
 	}
 }
 
+// manyPods are so many entries of 2000 pods each: more than there is room for, if
+// they were made before they are counted.
+func manyPods(entries int) string {
+	var b strings.Builder
+	for i := range entries {
+		fmt.Fprintf(&b, "  many%d: {count: 2000, containers: {c: {image: i}}}\n", i)
+	}
+	return b.String()
+}
+
 func TestWhatIsRefused(t *testing.T) {
 	t.Parallel()
 	const good = "version: 1\nlasts: 1m\nfilesystems: {disk: {size: 1Gi}}\n"
@@ -61,6 +72,8 @@ func TestWhatIsRefused(t *testing.T) {
 		{"no filesystem", "version: 1\nlasts: 1m\n", "filesystems: there must be one"},
 		{"too long", strings.Replace(good, "1m", "1000h", 1), "f:2:8: lasts: must be from 1s"},
 		{"an amount without end", good + "kubelet: {evictionHard: {nodefs.available: 1e-100000000}}\n", `"1e-100000000" is no amount`},
+		{"a huge amount", good + "kubelet: {evictionHard: {nodefs.available: 1e99999999999}}\n", `"1e99999999999" is no amount`},
+		{"too many pods of several", good + "images: {i: {}}\npods:\n" + manyPods(600), "pods: are more than 2000"},
 		{"too many pods", good + "images: {i: {}}\npods: {p: {count: 2001, containers: {c: {image: i}}}}\n", "count must be from 1 to 2000"},
 		{"a name with a blank", good + "images: {a b: {}}\n", `"a b" is no name`},
 		{"a name twice", good + "images: {i: {}}\npods:\n  p-1: {containers: {c: {image: i}}}\n  p: {count: 2, containers: {c: {image: i}}}\n", `"p-1" is there twice`},
