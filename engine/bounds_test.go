@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -314,5 +315,60 @@ func TestBatchKeepsTheBounds_GAP31(t *testing.T) {
 				t.Errorf("%d go at once, want %d: %v", got, tc.want, d.Barred)
 			}
 		})
+	}
+}
+
+// TestHoldFireWhateverTheOrder_GAP9: two signals of one disk, of which one tells
+// that the growth is a backup's. Each order comes to the same.
+func TestHoldFireWhateverTheOrder_GAP9(t *testing.T) {
+	t.Parallel()
+	story := func(turned bool) Decision {
+		n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+		var d Decision
+		for i, p := range [][2]int64{{30 * gib, 0}, {8 * gib, 20 * gib}} {
+			in := Input{
+				Now: start.Add(time.Duration(i) * 10 * time.Second), Layout: &n.layout, Pods: n.pods,
+				Summary:      &Summary{NodeFS: disk(p[0]), ImageFS: disk(p[0]), Pods: n.stats},
+				Unattributed: []Unattributed{{Signal: NodeFSAvailable, Bytes: p[1]}, {Signal: ImageFSAvailable}, {Signal: NodeFSAvailable, Bytes: 1}}, // the larger counts
+			}
+			if turned {
+				slices.Reverse(in.Unattributed)
+			}
+			n.State, d = n.Sync(n.State, in)
+		}
+		return d
+	}
+	for _, turned := range []bool{false, true} {
+		if d := story(turned); d.NoVictim != "HoldFire" || d.Hold.NobodysBytes != 20*gib-1 {
+			t.Errorf("turned %t: %s goes, %+v", turned, victim(d), d.Hold)
+		}
+	}
+}
+
+// TestHoldFireMoreFreeNoMoreVictims_GAP9: what holds fire with little available
+// holds it with more.
+func TestHoldFireMoreFreeNoMoreVictims_GAP9(t *testing.T) {
+	t.Parallel()
+	held := false
+	for available := int64(4); available < 10; available++ {
+		n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+		d := n.looks(t, [2]int64{7 * gib, 0}, [2]int64{available * gib, gib})
+		if held && d.Victim != nil {
+			t.Errorf("with %d GiB %s goes, with less nobody", available, victim(d))
+		}
+		held = held || d.NoVictim == "HoldFire"
+	}
+	if !held {
+		t.Error("nothing is held at all")
+	}
+}
+
+// TestNeedBytesSaturates_GAP24: a threshold near the largest number asks for all,
+// not for less than nothing.
+func TestNeedBytesSaturates_GAP24(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "nodefs.available<9223372036854775807", "", "", "nodefs.available=1Ei").with(Cleave())
+	if d := n.disk(0, gib); d.NeedBytes == nil || *d.NeedBytes != math.MaxInt64 {
+		t.Errorf("%+v", d.NeedBytes)
 	}
 }

@@ -138,7 +138,10 @@ func (c Config) need(due []Threshold, t Threshold, layout Layout, seen Observati
 		}
 	}
 	most.Add(*quantity(DefaultMargin().of(t.Signal, seen[t.Signal].Capacity)))
-	bytes := most.Value()
+	bytes := int64(math.MaxInt64)
+	if most.CmpInt64(math.MaxInt64) < 0 { // beyond that Value wraps around
+		bytes = most.Value()
+	}
 	return &bytes
 }
 

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -66,7 +67,7 @@ func (c Config) remember(s State, seen Observations, in Input) State {
 	if next == nil {
 		next = map[Signal][]GrowthSample{}
 	}
-	for _, u := range in.Unattributed {
+	for _, u := range inOrder(in.Unattributed) {
 		o, ok := seen[u.Signal]
 		pressed := slices.ContainsFunc(s.Met, func(m MetThreshold) bool { return m.Threshold.Signal == u.Signal })
 		list := next[u.Signal]
@@ -90,7 +91,7 @@ func (c Config) hold(s State, in Input, t Threshold, layout Layout, seen Observa
 	if !c.Options.HoldFire || t.Signal.Resource() != EphemeralStorage {
 		return nil
 	}
-	for _, u := range in.Unattributed {
+	for _, u := range inOrder(in.Unattributed) {
 		list := s.Growth[u.Signal]
 		o, ok := seen[u.Signal]
 		if !ok || len(list) == 0 || !together(u.Signal, t.Signal, layout) {
@@ -98,10 +99,19 @@ func (c Config) hold(s State, in Input, t Threshold, layout Layout, seen Observa
 		}
 		base := list[0]
 		h := &Hold{Since: base.At, GrewBytes: base.AvailableBytes - o.Available, NobodysBytes: u.Bytes - base.NobodysBytes, Who: u.Who}
-		h.Holds = h.GrewBytes > 0 && h.NobodysBytes > 0 && float64(h.NobodysBytes) > or(c.HoldShare, 0.5)*float64(h.GrewBytes)
+		// If nothing grew on the whole, pods gave more than others took.
+		h.Holds = h.NobodysBytes > 0 && float64(h.NobodysBytes) > or(c.HoldShare, 0.5)*max(0, float64(h.GrewBytes))
 		return h
 	}
 	return nil
+}
+
+// inOrder is list by signal, most bytes first: which of several counts for a
+// filesystem must not depend on the order in which somebody lists them.
+func inOrder(list []Unattributed) []Unattributed {
+	return slices.SortedStableFunc(slices.Values(list), func(a, b Unattributed) int {
+		return cmp.Or(cmp.Compare(a.Signal.rank(), b.Signal.rank()), cmp.Compare(b.Bytes, a.Bytes))
+	})
 }
 
 // belowFloor says whether so little is left that nothing is held any more: less

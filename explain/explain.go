@@ -97,8 +97,12 @@ func (t *teller) cause() {
 			kind = fmt.Sprintf("a soft threshold that was met for %s", d.Threshold.Grace)
 		}
 		if d.Outcome == engine.Foreseen {
-			t.say("%s, %s: %s of %s had %s available and was falling; in %s it would be below %s, %s (Forecast).", at, t.r.Decider, d.Threshold.Signal,
-				amount(d.Threshold.Signal, o.Capacity), amount(d.Threshold.Signal, o.Available), d.Coming[0].In.Round(time.Second), amount(d.Threshold.Signal, want.Value()), kind)
+			when := "soon" // a record that does not say when is no reason to say nothing
+			if len(d.Coming) > 0 {
+				when = "in " + d.Coming[0].In.Round(time.Second).String()
+			}
+			t.say("%s, %s: %s of %s had %s available and was falling; %s it would be below %s, %s (Forecast).", at, t.r.Decider, d.Threshold.Signal,
+				amount(d.Threshold.Signal, o.Capacity), amount(d.Threshold.Signal, o.Available), when, amount(d.Threshold.Signal, want.Value()), kind)
 			return
 		}
 		t.say("%s, %s: %s had %s available of %s, less than %s, %s (%s).", at, t.r.Decider, d.Threshold.Signal, amount(d.Threshold.Signal, o.Available),
@@ -279,10 +283,19 @@ func (t *teller) standing(r engine.Ranked) string {
 	if !r.Measured {
 		return "There are no figures of it, and such pods go first (RANK-8)."
 	}
+	if r.Exceeds && t.lessBytes() {
+		return fmt.Sprintf("It uses %s, more than it requests (RANK-9), at priority %d; what counts is that number less the bytes that it requests, %d (RANK-16).", amount(s, r.Usage.Value()), r.Priority, r.Over.Value())
+	}
 	if r.Exceeds {
 		return fmt.Sprintf("It uses %s, %s more than it requests (RANK-9), at priority %d.", amount(s, r.Usage.Value()), amount(s, r.Over.Value()), r.Priority)
 	}
 	return fmt.Sprintf("It uses %s, which is not more than it requests, at priority %d; no pod that may go stands before it.", amount(s, r.Usage.Value()), r.Priority)
+}
+
+// lessBytes says whether inodes were ranked less a request of bytes, which no
+// number of inodes is above.
+func (t *teller) lessBytes() bool {
+	return t.r.Decision.Threshold.Signal.Resource() == engine.Inodes && !t.r.Config.Options.InodesByInodes
 }
 
 // why says by which rule a pod stands behind the victim, or stands before it
@@ -303,6 +316,8 @@ func (t *teller) why(victim, o engine.Ranked, before bool) string {
 		return fmt.Sprintf("it uses %s, not more than it requests (RANK-9).", usage)
 	case o.Priority != victim.Priority:
 		return fmt.Sprintf("its priority is %d, that of %s %d (RANK-10).", o.Priority, t.name(victim.UID), victim.Priority)
+	case o.Group != victim.Group && t.lessBytes():
+		return fmt.Sprintf("it uses %s; less the bytes that it requests that is %d, of %s %d (RANK-16).", usage, o.Over.Value(), t.name(victim.UID), victim.Over.Value())
 	case o.Group != victim.Group:
 		return fmt.Sprintf("it uses %s, %s above its request; %s is %s above (RANK-11).", usage, amount(s, o.Over.Value()), t.name(victim.UID), amount(s, victim.Over.Value()))
 	default:

@@ -163,3 +163,61 @@ func quantity(t *testing.T, s string) *resource.Quantity {
 	}
 	return &q
 }
+
+// TestForeseenWithoutAFigure: a record that was written by hand, or cut down.
+func TestForeseenWithoutAFigure(t *testing.T) {
+	t.Parallel()
+	r := full(t, engine.Cleave())
+	r.Decision = engine.Decision{Outcome: engine.Foreseen, Threshold: r.Config.Thresholds[0]}
+	got := Sentences(r, "")
+	if len(got) == 0 || !strings.Contains(got[0], "was falling; soon it would be below 10.0Gi") {
+		t.Errorf("%q", got)
+	}
+	r.Decision.Coming = []engine.Coming{{In: 7 * time.Second}}
+	if got := Sentences(r, ""); !strings.Contains(got[0], "was falling; in 7s it would be below 10.0Gi") {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestInodesLessBytes_RANK16: the kubelet subtracts bytes from inodes; what comes
+// out is no number of inodes.
+func TestInodesLessBytes_RANK16(t *testing.T) {
+	t.Parallel()
+	thresholds, err := engine.Parse(engine.Settings{Hard: map[string]string{"nodefs.inodesFree": "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	story := func(options engine.Options) string {
+		r := record.Record{Decider: "kubelet", Config: engine.Config{Thresholds: thresholds, Options: options}}
+		inodes := func(n uint64) []engine.ContainerStats {
+			return []engine.ContainerStats{{Name: "c", RootFS: &engine.FSStats{InodesUsed: &n}}}
+		}
+		r.Input = engine.Input{
+			Now: noon, Layout: &engine.Detected{},
+			Summary: &engine.Summary{
+				NodeFS: &engine.FSStats{Time: noon, InodesFree: ptr(uint64(1)), Inodes: ptr(uint64(9000))},
+				Pods:   []engine.PodStats{{UID: "a", Containers: inodes(5000)}, {UID: "b", Containers: inodes(4000)}},
+			},
+			Pods: []engine.Pod{
+				{UID: "a", Name: "a", Containers: []engine.Container{{Name: "c", Requests: engine.Amounts{EphemeralStorage: quantity(t, "10Gi")}}}},
+				{UID: "b", Name: "b", Containers: []engine.Container{{Name: "c", Requests: engine.Amounts{EphemeralStorage: quantity(t, "20Gi")}}}},
+			},
+		}
+		r.Next, r.Decision = r.Config.Sync(r.State, r.Input)
+		return strings.Join(Sentences(r, ""), "\n")
+	}
+	got := story(engine.Options{})
+	for _, want := range []string{
+		"less the bytes that it requests, -10737413240 (RANK-16)", "less the bytes that it requests that is -21474832480, of a -10737413240 (RANK-16)",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "-10737413240 inodes") {
+		t.Errorf("bytes are told as inodes:\n%s", got)
+	}
+	if got := story(engine.Cleave()); strings.Contains(got, "RANK-16") {
+		t.Errorf("the profile does without:\n%s", got)
+	}
+}
