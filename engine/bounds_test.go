@@ -372,3 +372,23 @@ func TestNeedBytesSaturates_GAP24(t *testing.T) {
 		t.Errorf("%+v", d.NeedBytes)
 	}
 }
+
+// TestStormBoundsOutliveTheClock: a clock that is set back does not let a storm
+// begin anew.
+func TestStormBoundsOutliveTheClock(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+	n.pods = []Pod{{UID: "pod", Owner: "ReplicaSet web"}}
+	for i := range 4 {
+		n.State = n.Evicted(Eviction{UID: "before", Owner: "ReplicaSet web"}, start.Add(time.Duration(i)*10*time.Minute))
+	}
+	n.disk(31*60, 50*gib)
+	back := -24 * 60 * 60
+	d := n.disk(back, 8*gib)
+	if d.Victim != nil || len(d.Barred) != 1 || d.Barred[0].Why != OwnerPerHour || len(n.Gone) != 4 {
+		t.Errorf("%s goes, %+v", victim(d), d.Barred)
+	}
+	if d := n.disk(back+3600, 8*gib); d.Victim == nil {
+		t.Errorf("an hour later it is still barred: %+v", d.Barred)
+	}
+}

@@ -38,7 +38,9 @@ type Options struct {
 	// that has no such limit (GAP-43).
 	NoInodesNoThreshold bool
 	// DoubtImpossible takes figures that can't be, such as more available than
-	// there is, for not observed: nothing is deleted on their strength.
+	// there is, for not observed: nothing is deleted on their strength. Figures
+	// that are older than others seen before are no news, even if they come
+	// after them.
 	DoubtImpossible bool
 	// ContainerFSAtOnce looks at the thresholds of containerfs in the first
 	// pass already (GAP-44).

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Each test here tells one story twice: what the kubelet does, and what it
@@ -212,6 +213,27 @@ func TestOptionDoubtImpossible(t *testing.T) {
 		n := newNode(t, "nodefs.available<100Gi").with(o)
 		return string(n.pass(0, Summary{NodeFS: &FSStats{AvailableBytes: bytes(20 * gib), CapacityBytes: bytes(10 * gib)}}).Outcome)
 	}, "pressure", "calm")
+}
+
+// TestTimesThatJumpBack: figures that were acted on are not news a second time
+// because older ones, or none, came in between.
+func TestTimesThatJumpBack(t *testing.T) {
+	t.Parallel()
+	at := func(n *node, seconds, measured int) string {
+		f := disk(gib).at(start.Add(time.Duration(measured) * time.Second))
+		return victim(n.pass(seconds, Summary{NodeFS: f}))
+	}
+	option := func(o *Options) { o.DoubtImpossible = true }
+	twice(t, option, func(o Options) string {
+		n := newNode(t, "nodefs.available<10Gi").with(o)
+		return at(n, 0, 0) + " " + at(n, 10, -60) + " " + at(n, 20, 0) + " " + at(n, 30, 30)
+	}, "pod nobody pod pod", "pod nobody nobody pod")
+	twice(t, option, func(o Options) string {
+		n := newNode(t, "nodefs.available<10Gi").with(o)
+		first := at(n, 0, 0)
+		n.pass(10, Summary{})
+		return first + " " + at(n, 20, 0) + " " + at(n, 30, 30)
+	}, "pod pod pod", "pod nobody pod")
 }
 
 func TestOptionContainerFSAtOnce_GAP44(t *testing.T) {

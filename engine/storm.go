@@ -43,12 +43,18 @@ func (s State) Evicted(e Eviction, now time.Time) State {
 	return s
 }
 
-// recent drops what is longer ago than an hour, and what lies in the future
-// because the clock was set back.
+// recent drops what is longer ago than an hour. What lies in the future, because
+// the clock was set back, counts as of now: it is not known when it was, and a
+// bound must not be forgotten for that.
 func recent(list []Departure, now time.Time) []Departure {
-	return slices.DeleteFunc(slices.Clone(list), func(d Departure) bool {
-		return now.Sub(d.At) >= time.Hour || d.At.After(now)
-	})
+	out := slices.DeleteFunc(slices.Clone(list), func(d Departure) bool { return now.Sub(d.At) >= time.Hour })
+	for i := range out {
+		if out[i].At.After(now) {
+			out[i].At = now
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Departure) int { return a.At.Compare(b.At) })
+	return out
 }
 
 // barred says why a pod may not go now; nil if it may. s.Gone has the last

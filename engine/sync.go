@@ -148,6 +148,17 @@ func (c Config) watch(s State, seen Observations, thresholds []Threshold, now ti
 	for signal, o := range seen {
 		next.Observed[signal] = o.Time
 	}
+	if !c.Options.DoubtImpossible {
+		return next
+	}
+	for signal, at := range s.Observed { // what was seen once is no news later, whatever came between
+		if at.After(now) { // the clock was set back: what is measured from now on is news
+			at = now
+		}
+		if next.Observed[signal].Before(at) {
+			next.Observed[signal] = at
+		}
+	}
 	return next
 }
 
