@@ -108,6 +108,61 @@ func (o Options) believed(seen Observations) Observations {
 	return seen
 }
 
+// doubtful is how many times the node's filesystems together a pod's figure has
+// to be to be taken for wrong. Compression, holes and shared blocks make true
+// figures larger than the disk, but not by so much.
+const doubtful = 8
+
+// credible are the pods' figures without those that can't be, which are not
+// known then. The Summary stays as it is.
+func (o Options) credible(s *Summary) podStats {
+	stats := s.podStats()
+	if !o.DoubtImpossible {
+		return stats
+	}
+	var bytes, inodes float64 // no overflow
+	for _, f := range []*FSStats{s.NodeFS, s.ImageFS, s.ContainerFS} {
+		if f != nil && f.CapacityBytes != nil {
+			bytes += doubtful * float64(*f.CapacityBytes)
+		}
+		if f != nil && f.Inodes != nil {
+			inodes += doubtful * float64(*f.Inodes)
+		}
+	}
+	wrong := func(f *FSStats) bool {
+		above := func(v *uint64, most float64) bool { return v != nil && most > 0 && float64(*v) > most }
+		return f != nil && (above(f.UsedBytes, bytes) || above(f.InodesUsed, inodes))
+	}
+	for uid, st := range stats {
+		bad := wrong(st.EphemeralStorage) || wrong(st.Images)
+		for i := range st.Containers {
+			bad = bad || wrong(st.Containers[i].RootFS) || wrong(st.Containers[i].Logs)
+		}
+		for i := range st.Volumes {
+			bad = bad || wrong(&st.Volumes[i].FSStats)
+		}
+		if !bad {
+			continue
+		}
+		believed := func(f *FSStats) *FSStats {
+			if wrong(f) {
+				return nil
+			}
+			return f
+		}
+		pod := *st
+		pod.EphemeralStorage, pod.Images = believed(st.EphemeralStorage), believed(st.Images)
+		pod.Containers = slices.Clone(st.Containers)
+		for i := range pod.Containers {
+			c := &pod.Containers[i]
+			c.RootFS, c.Logs = believed(c.RootFS), believed(c.Logs)
+		}
+		pod.Volumes = slices.DeleteFunc(slices.Clone(st.Volumes), func(v VolumeStats) bool { return wrong(&v.FSStats) })
+		stats[uid] = &pod
+	}
+	return stats
+}
+
 // layout is what d means under the options.
 func (o Options) layout(d Detected) Layout {
 	if !o.ThirdDisk || !d.ContainerApart || !d.ContainerOffNode {

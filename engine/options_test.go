@@ -215,6 +215,37 @@ func TestOptionDoubtImpossible(t *testing.T) {
 	}, "pressure", "calm")
 }
 
+// TestOptionDoubtImpossibleOfPods: a layer of 1 EiB on a disk of 100 GiB is a wrong
+// figure; the pod goes neither for it nor for its own limit.
+func TestOptionDoubtImpossibleOfPods(t *testing.T) {
+	t.Parallel()
+	option := func(o *Options) { o.DoubtImpossible = true }
+	story := func(available int64) func(Options) string {
+		return func(o Options) string {
+			n := newNode(t, "nodefs.available<10Gi").with(o)
+			n.LimitIsolation = true
+			n.pods = []Pod{{UID: "wrong", Containers: []Container{{Name: "c", Limits: Amounts{EphemeralStorage: q("200Gi")}}}}, {UID: "large"}}
+			n.stats = []PodStats{
+				{
+					UID: "wrong", EphemeralStorage: &FSStats{UsedBytes: bytes(1 << 60)},
+					Containers: []ContainerStats{{Name: "c", RootFS: &FSStats{UsedBytes: bytes(1 << 60)}, Logs: &FSStats{UsedBytes: bytes(1)}}},
+				},
+				usage("large", 150*gib), // with holes: more than the disk, and believed
+			}
+			d := n.disk(0, available)
+			if *n.stats[0].EphemeralStorage.UsedBytes != 1<<60 || n.stats[0].Containers[0].RootFS == nil {
+				t.Error("the input was changed")
+			}
+			if len(d.Limits) > 0 {
+				return d.Limits[0].UID + " for its limit"
+			}
+			return victim(d)
+		}
+	}
+	twice(t, option, story(50*gib), "wrong for its limit", "nobody")
+	twice(t, option, story(gib), "wrong for its limit", "large")
+}
+
 // TestTimesThatJumpBack: figures that were acted on are not news a second time
 // because older ones, or none, came in between.
 func TestTimesThatJumpBack(t *testing.T) {

@@ -60,7 +60,7 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 	}
 
 	s = c.remember(s, seen, in)
-	stats := in.Summary.podStats()
+	stats := c.Options.credible(in.Summary)
 	if c.LimitIsolation {
 		d.Limits, d.Barred = c.withinBounds(s, c.overLimit(*s.Layout, in.Pods, stats), in.Now)
 		if len(d.Limits) > 0 {
@@ -232,7 +232,7 @@ func (c Config) Alternatives(s State, in Input, d Decision) []Decision {
 	case 1:
 		return []Decision{d}
 	}
-	stats, seen := in.Summary.podStats(), c.Options.believed(in.Summary.Observe())
+	stats, seen := c.Options.credible(in.Summary), c.Options.believed(in.Summary.Observe())
 	out := make([]Decision, len(d.Choices))
 	for i, t := range d.Choices {
 		out[i] = c.relieve(Decision{Overwritten: d.Overwritten, Due: d.Due, Choices: d.Choices}, s, in, stats, seen, t)
