@@ -75,10 +75,10 @@ test-unit: ## Tests of all packages (some need root)
 
 .PHONY: test-integration
 test-integration: ## Tests against real containerd, runc and critest (root)
-	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so four at a time"
+	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so four at a time, and one package after the other"
 	@mkdir -p $(RESULTS)
 	@$(TOOLCHAIN) get $(PEERS) critest $(KUBERNETES) >/dev/null
-	@$(call gotestsum,integration) -timeout 30m -parallel 4 ./integration/...
+	@$(call gotestsum,integration) -timeout 30m -p 1 -parallel 4 ./integration/...
 
 .PHONY: test-critest
 test-critest: deps ## All critest specs, direct and through cleave, compared (root; 5 minutes)

@@ -135,6 +135,7 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	if err != nil {
 		return nil, err
 	}
+	s.noteMade(finalID)
 	s.opts.faults(fault.CreateCommitted)
 	if err := root.Chmod(final, recordedMode); err != nil {
 		s.log.Warn("the folder of a new snapshot still looks like one that nobody was given", zap.String("folder", final), zap.Error(err))

@@ -63,6 +63,9 @@ type Snapshotter struct {
 	mu sync.Mutex
 	// making are the temporary folders that are being filled right now.
 	making map[string]bool // guarded by mu
+	// made are the IDs of the snapshots that this process made and that are still there: of these it knows that the database is
+	// not older than they are.
+	made map[string]bool // guarded by mu
 	// confirmed: containerd's identity has been given and is the right one.
 	confirmed bool // guarded by mu
 	// refused is why the last identity was not the right one.
@@ -101,7 +104,7 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 	if !exists {
 		return nil, fmt.Errorf("open the snapshotter: there is no database %s: %w", opts.Database, ErrNotInitialised)
 	}
-	s := &Snapshotter{opts: opts, log: opts.Log, making: map[string]bool{}, reopened: make(chan struct{}, 1), bins: map[fence.Role]*trash.Bin{}, stop: func() {}}
+	s := &Snapshotter{opts: opts, log: opts.Log, making: map[string]bool{}, made: map[string]bool{}, reopened: make(chan struct{}, 1), bins: map[fence.Role]*trash.Bin{}, stop: func() {}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("open the snapshotter: %w", err), s.Close())
@@ -379,12 +382,12 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 		moved bool
 	)
 	err := s.db.run(ctx, write{before: fault.RemoveOpen, do: func(ctx context.Context, b *bolt.Bucket) error {
-		// In here no clean-up changes the answer.
-		err := s.notOlder()
-		if err != nil {
+		var err error
+		if id, _, err = storage.Remove(ctx, key); err != nil {
 			return err
 		}
-		if id, _, err = storage.Remove(ctx, key); err != nil {
+		// In here no clean-up changes the answer.
+		if err := s.notOlder(id); err != nil {
 			return err
 		}
 		if rec, err = mustRecord(b, id); err != nil {
@@ -399,6 +402,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	if err != nil {
 		return fmt.Errorf("remove snapshot %q: %w", shortKey(key), err)
 	}
+	s.forgetMade(id)
 	s.meter.forget(id)
 	s.filler.done(id)
 	s.bins[rec.Root].Wake()

@@ -48,8 +48,9 @@ func TestOlderDatabaseTakesNoFolders(t *testing.T) {
 			refused = err
 			continue
 		}
-		if err := s.Remove(t.Context(), key); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("a removal with the older database: %v, want it refused", err)
+		// What this process made is certainly not older; else each poke would leave a snapshot.
+		if err := s.Remove(t.Context(), key); err != nil {
+			t.Errorf("the poke's own removal: %v", err)
 		}
 	}
 	if !errdefs.IsFailedPrecondition(refused) || !strings.Contains(refused.Error(), "newer than the database") {

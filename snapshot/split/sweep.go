@@ -380,12 +380,24 @@ func (s *Snapshotter) compare(ctx context.Context) error {
 	return nil
 }
 
-// notOlder says why nothing may be removed if the database is older than the
-// folders.
-func (s *Snapshotter) notOlder() error {
+func (s *Snapshotter) noteMade(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.alarm == nil || !s.alarm.Older {
+	s.made[id] = true
+}
+
+func (s *Snapshotter) forgetMade(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.made, id)
+}
+
+// notOlder says why a snapshot may not be removed if the database is older than the folders. One that this process made may: each
+// poke makes one.
+func (s *Snapshotter) notOlder(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.alarm == nil || !s.alarm.Older || s.made[id] {
 		return nil
 	}
 	return classed(errdefs.ErrFailedPrecondition, "nothing is deleted: %s; put the right database back, or look at `cleave snapshotter status` and confirm the clean-up", s.alarm.Reason)
