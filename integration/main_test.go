@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,10 @@ import (
 	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
 )
+
+// The main goroutine stays on the process's first thread. containerd's mount package changes the working folder of the thread that it
+// mounts on and gives that up, which Go can't do with the first one: it would keep a test's filesystem busy for ever.
+func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	janitor.Main()
