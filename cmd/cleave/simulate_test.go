@@ -22,7 +22,7 @@ func TestSimulateRecordExplainReplay(t *testing.T) {
 	if err != nil || !strings.Contains(out, "evicts database because of nodefs.inodesFree") || !strings.Contains(out, "as expected (kubelet)") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	if out, err = run(t, "explain", records, "--pod", "cache"); err != nil || !strings.Contains(out, "RANK-11") {
+	if out, err = run(t, "explain", records, "--pod", "cache"); err != nil || !strings.Contains(out, "RANK-16") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	if out, err = run(t, "replay", records); err != nil || !strings.Contains(out, " 0 otherwise") {
