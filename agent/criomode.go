@@ -60,7 +60,7 @@ func (a *agent) openCRIO() (*crioMode, error) {
 		roots: roots, store: store, log: a.log.Named("crio"),
 		keeper: crio.NewKeeper(filepath.Join(runtimeDir, "kubelet-told.json"), crio.Sources{
 			Kubelet: a.kubeletOf,
-			Running: a.kubelets,
+			Running: runningKubelets(a.cfg.Listen.Endpoint.Path()),
 			Disks:   a.observer.disks,
 			Driver:  cgroupDriver(a.upstream),
 			Mounted: crio.Mounted,
@@ -172,21 +172,44 @@ func (a *agent) kubeletOf(_ context.Context, pid int32) (crio.Kubelet, error) {
 	return crioKubelet(settings), nil
 }
 
-// kubelets lists the kubelets whose runtime is this cleave.
-func (a *agent) kubelets(ctx context.Context) ([]crio.Kubelet, error) {
-	reader := kubelet.Reader{}
-	pids, err := reader.Named(ctx, "kubelet")
-	if err != nil {
-		return nil, err
+// runningKubelets lists the kubelets whose runtime is cleave on a socket. It is for one caller at a time: a kubelet's settings and
+// version, which its whole program has to be opened for, are read once in its life.
+func runningKubelets(listen string) func(context.Context) ([]crio.Kubelet, error) {
+	type seen struct {
+		ticks uint64
+		is    crio.Kubelet
+		ours  bool
 	}
-	var ours []crio.Kubelet
-	for _, pid := range pids {
-		settings, err := reader.Read(pid)
-		if err == nil && slices.Contains(sameSocket(a.cfg.Listen.Endpoint.Path()), kubelet.SocketPath(settings.RuntimeEndpoint.Value)) {
-			ours = append(ours, crioKubelet(settings))
+	known := map[int]seen{}
+	return func(ctx context.Context) ([]crio.Kubelet, error) {
+		reader := kubelet.Reader{}
+		pids, err := reader.Named(ctx, "kubelet")
+		if err != nil {
+			return nil, err
 		}
+		now := map[int]seen{}
+		var ours []crio.Kubelet
+		for _, pid := range pids {
+			ticks, err := reader.Started(pid)
+			if err != nil {
+				continue // it has ended
+			}
+			k, ok := known[pid]
+			if !ok || k.ticks != ticks {
+				settings, err := reader.Read(pid)
+				if err != nil {
+					continue
+				}
+				k = seen{settings.StartTicks, crioKubelet(settings), slices.Contains(sameSocket(listen), kubelet.SocketPath(settings.RuntimeEndpoint.Value))}
+			}
+			now[pid] = k
+			if k.ours {
+				ours = append(ours, k.is)
+			}
+		}
+		known = now
+		return ours, nil
 	}
-	return ours, nil
 }
 
 // sameSocket are the usual names of a socket: /var/run is a link to /run.

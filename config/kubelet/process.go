@@ -237,7 +237,7 @@ func (r Reader) Read(pid int) (Settings, error) {
 }
 
 func (r Reader) read(pid int) (Settings, error) {
-	before, err := r.started(pid)
+	before, err := r.Started(pid)
 	if err != nil {
 		return Settings{}, err
 	}
@@ -259,7 +259,7 @@ func (r Reader) read(pid int) (Settings, error) {
 	s, err := assemble(args, tree)
 	version := r.version(pid)
 	// Only if the process is still the same, all of that was about it.
-	if after, againErr := r.started(pid); againErr != nil || after != before {
+	if after, againErr := r.Started(pid); againErr != nil || after != before {
 		return Settings{}, ErrGone
 	}
 	if err != nil {
@@ -313,9 +313,10 @@ func (r Reader) rootOf(pid int) (*root, error) {
 	return openRoot(dir, cwd)
 }
 
-// started reads the time when a process started, in ticks since boot: field 22
+// Started reads when a process started, in 1/100 s since boot, which together with
+// its number names it for good: field 22
 // of /proc/PID/stat. The name before it may hold anything, brackets too.
-func (r Reader) started(pid int) (uint64, error) {
+func (r Reader) Started(pid int) (uint64, error) {
 	f, err := os.Open(r.path(strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return 0, gone(err)
