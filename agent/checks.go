@@ -72,6 +72,7 @@ func examineKubelet(ctx context.Context, cfg config.Config, reader kubelet.Reade
 	results := doctor.Run(ctx, []doctor.Check{{Name: "kubelet", Run: func(ctx context.Context) doctor.Result {
 		s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{cfg.Listen.Endpoint.Path(), crioEndpoint}})
 		if err == nil {
+			s = versioned(ctx, reader, s)
 			found <- kubelet.Checks(s, kubeletFacts(ctx, cfg, reader, s, o))
 		}
 		return kubelet.Found(s, err)

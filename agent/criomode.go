@@ -164,12 +164,23 @@ func (r containerRoots) Root(ctx context.Context, containerID string) (string, e
 }
 
 // kubeletOf reads who a process is that asks for the node's disks.
-func (a *agent) kubeletOf(_ context.Context, pid int32) (crio.Kubelet, error) {
+func (a *agent) kubeletOf(ctx context.Context, pid int32) (crio.Kubelet, error) {
 	settings, err := kubelet.Reader{}.Read(int(pid))
 	if err != nil {
 		return crio.Kubelet{}, err
 	}
-	return crioKubelet(settings), nil
+	return crioKubelet(versioned(ctx, kubelet.Reader{}, settings)), nil
+}
+
+// versioned asks a kubelet's program for its version if that is not known otherwise. Where it can't be asked it stays unknown.
+func versioned(ctx context.Context, reader kubelet.Reader, s kubelet.Settings) kubelet.Settings {
+	if s.Version.Known() {
+		return s
+	}
+	if v, err := reader.AskVersion(ctx, s); err == nil {
+		s.Version = v
+	}
+	return s
 }
 
 // runningKubelets lists the kubelets whose runtime is cleave on a socket. It is for one caller at a time: a kubelet's settings and
@@ -200,6 +211,7 @@ func runningKubelets(listen string) func(context.Context) ([]crio.Kubelet, error
 				if err != nil {
 					continue
 				}
+				settings = versioned(ctx, reader, settings)
 				k = seen{settings.StartTicks, crioKubelet(settings), slices.Contains(sameSocket(listen), kubelet.SocketPath(settings.RuntimeEndpoint.Value))}
 			}
 			now[pid] = k

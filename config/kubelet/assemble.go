@@ -44,6 +44,8 @@ func assemble(args []string, fs files) (Settings, error) {
 		fill()
 		s.resolve(filepath.Dir(f.source.Path))
 		s.fillEvictionHard()
+	} else {
+		s.ReadOnlyPort = Setting[int32]{legacyReadOnlyPort, standardOrigin}
 	}
 	fill()
 

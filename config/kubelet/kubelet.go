@@ -53,6 +53,14 @@ type Settings struct {
 	// StaticPodPath is staticPodPath; empty means that there are none.
 	StaticPodPath Setting[string]
 
+	// Address, Port and ReadOnlyPort are where the kubelet's own server listens: address, port with TLS, readOnlyPort without;
+	// 0 is no port. Without a file of --config the read-only port is 10255.
+	Address      Setting[string]
+	Port         Setting[int32]
+	ReadOnlyPort Setting[int32]
+	// Kubeconfig is --kubeconfig; absolute, empty if there is none.
+	Kubeconfig Setting[string]
+
 	// EvictionHard is evictionHard after defaulting (THR-14, THR-15): signal to
 	// threshold, as text. It is not set if the kubelet has none.
 	EvictionHard Map[string]

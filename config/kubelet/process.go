@@ -267,6 +267,9 @@ func (r Reader) read(pid int) (Settings, error) {
 	}
 	s.PID, s.StartTicks, s.Version = pid, before, version
 	s.RootDir.Value = filepath.Clean(tree.abs(s.RootDir.Value))
+	if s.Kubeconfig.Value != "" {
+		s.Kubeconfig.Value = filepath.Clean(tree.abs(s.Kubeconfig.Value))
+	}
 	if s.Started, err = r.timeOf(before); err != nil {
 		return Settings{}, err
 	}

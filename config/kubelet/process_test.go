@@ -24,6 +24,13 @@ import (
 const asKubelet = "CLEAVE_TEST_AS_KUBELET"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		// A kubelet that is asked has no environment.
+		if _, err := os.Stdout.WriteString("Kubernetes v1.36.3\n"); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(asKubelet) == "" {
 		os.Exit(m.Run())
 	}
@@ -327,15 +334,33 @@ func TestArgumentsWithoutEnd(t *testing.T) {
 	}
 }
 
-// TestRealProcess reads a process that the kernel has, in a working folder of
-// its own.
-func TestRealProcess(t *testing.T) {
-	t.Parallel()
+// standing is a process of the kernel's that stands still like a kubelet.
+type standing struct {
+	*exec.Cmd
+	stop io.Closer
+}
+
+func (s standing) pid() int { return s.Process.Pid }
+
+// end lets it end.
+func (s standing) end(t *testing.T) {
+	t.Helper()
+	if err := s.stop.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// standAsKubelet starts this program from a folder under a kubelet's name, with attributes of its process if they are given. It
+// works in that folder.
+func standAsKubelet(t *testing.T, dir string, attributes *syscall.SysProcAttr, args ...string) standing {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
 	program, err := os.ReadFile(self)
 	if err != nil {
 		t.Fatal(err)
@@ -344,12 +369,8 @@ func TestRealProcess(t *testing.T) {
 	if err := os.WriteFile(name, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(head+"podLogsDir: logs\nevictionHard: {nodefs.available: 7%}\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), name, "--config", "c.yaml", "--container-runtime-endpoint=unix:///run/cleave test.sock", "--eviction-soft", "", "-v=2")
-	cmd.Env = append(os.Environ(), asKubelet+"=1")
-	cmd.Dir = dir
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Env, cmd.Dir, cmd.SysProcAttr = append(os.Environ(), asKubelet+"=1"), dir, attributes
 	stop, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -358,22 +379,34 @@ func TestRealProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := time.Now()
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
 		t.Fatal(err)
 	}
+	return standing{cmd, stop}
+}
+
+// TestRealProcess reads a process that the kernel has, in a working folder of
+// its own.
+func TestRealProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "c.yaml"), []byte(head+"podLogsDir: logs\nevictionHard: {nodefs.available: 7%}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now()
+	cmd := standAsKubelet(t, dir, nil, "--config", "c.yaml", "--container-runtime-endpoint=unix:///run/cleave test.sock", "--eviction-soft", "", "-v=2")
 	// Others may run kubelets here; this one is found among them.
 	found, err := Reader{}.Named(t.Context(), "kubelet")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(fmt.Sprint(found), strconv.Itoa(cmd.Process.Pid)) {
-		t.Errorf("process %d is not among %v", cmd.Process.Pid, found)
+	if !strings.Contains(fmt.Sprint(found), strconv.Itoa(cmd.pid())) {
+		t.Errorf("process %d is not among %v", cmd.pid(), found)
 	}
-	s, err := Reader{}.Find(t.Context(), Choice{PID: cmd.Process.Pid})
+	s, err := Reader{}.Find(t.Context(), Choice{PID: cmd.pid()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,13 +422,8 @@ func TestRealProcess(t *testing.T) {
 	if s.Version.Known() {
 		t.Errorf("a test program has the version %s", s.Version)
 	}
-	if err := stop.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	if _, err := (Reader{}).Read(cmd.Process.Pid); !errors.Is(err, ErrGone) {
+	cmd.end(t)
+	if _, err := (Reader{}).Read(cmd.pid()); !errors.Is(err, ErrGone) {
 		t.Errorf("after its end: %v", err)
 	}
 }

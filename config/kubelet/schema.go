@@ -41,6 +41,9 @@ const (
 	defaultRootDir   = "/var/lib/kubelet"
 	defaultPodLogs   = "/var/log/pods"
 	defaultAllocated = "pods"
+	defaultPort      = 10250
+	// legacyReadOnlyPort is the default where there is no file of --config (applyLegacyDefaults).
+	legacyReadOnlyPort = 10255
 )
 
 // defaultHard is evictionHard on Linux (DEF-1).
@@ -62,6 +65,10 @@ func schema(s *Settings) []field {
 		{"", "root-dir", &textSlot{to: &s.RootDir, standard: defaultRootDir}},
 		{"podLogsDir", "", &textSlot{to: &s.PodLogsDir, standard: defaultPodLogs}},
 		{"staticPodPath", "pod-manifest-path", &textSlot{to: &s.StaticPodPath}},
+		{"address", "address", &textSlot{to: &s.Address, standard: "0.0.0.0"}},
+		{"port", "port", &intSlot{to: &s.Port, standard: defaultPort}},
+		{"readOnlyPort", "read-only-port", &intSlot{to: &s.ReadOnlyPort}},
+		{"", "kubeconfig", &textSlot{to: &s.Kubeconfig}},
 		{"evictionHard", "eviction-hard", &mapSlot[string]{to: &s.EvictionHard, separator: "<", decodeOne: asText, parseOne: plainText}},
 		{"evictionSoft", "eviction-soft", &mapSlot[string]{to: &s.EvictionSoft, separator: "<", decodeOne: asText, parseOne: plainText}},
 		{"evictionSoftGracePeriod", "eviction-soft-grace-period", &mapSlot[string]{to: &s.EvictionSoftGracePeriod, separator: "=", decodeOne: asText, parseOne: plainText}},
@@ -280,7 +287,7 @@ func (s *intSlot) tree() *node {
 }
 
 func (s *intSlot) fill() {
-	if !s.to.From.IsSet() {
+	if !s.to.From.IsSet() || s.to.Value == 0 && !s.pointer && s.standard != 0 {
 		*s.to = Setting[int32]{s.standard, standardOrigin}
 	}
 }

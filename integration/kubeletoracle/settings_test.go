@@ -221,6 +221,7 @@ func (n *testNode) kubelet() (string, error) {
 	}
 	return lines(
 		c.ContainerRuntimeEndpoint, c.ImageServiceEndpoint, root, c.PodLogsDir, c.StaticPodPath,
+		c.Address, c.Port, c.ReadOnlyPort,
 		c.EvictionHard, c.EvictionSoft, c.EvictionSoftGracePeriod, c.EvictionMinimumReclaim, *c.MergeDefaultEvictionSettings,
 		c.EvictionPressureTransitionPeriod.Duration, c.EvictionMaxPodGracePeriod, other.ExperimentalNodeAllocatableIgnoreEvictionThreshold,
 		*c.ImageGCHighThresholdPercent, *c.ImageGCLowThresholdPercent, c.ImageMinimumGCAge.Duration, c.ImageMaximumGCAge.Duration,
@@ -238,6 +239,7 @@ func (n *testNode) cleave() (string, error) {
 	}
 	return lines(
 		s.RuntimeEndpoint.Value, s.ImageEndpoint.Value, s.RootDir.Value, s.PodLogsDir.Value, s.StaticPodPath.Value,
+		s.Address.Value, s.Port.Value, s.ReadOnlyPort.Value,
 		s.EvictionHard.Values(), s.EvictionSoft.Values(), s.EvictionSoftGracePeriod.Values(), s.EvictionMinimumReclaim.Values(), s.MergeDefaultEviction.Value,
 		s.EvictionPressureTransition.Value, s.EvictionMaxPodGraceSeconds.Value, s.AllocatableIgnoresEviction.Value,
 		s.ImageGCHighPercent.Value, s.ImageGCLowPercent.Value, s.ImageMinimumGCAge.Value, s.ImageMaximumGCAge.Value,
@@ -250,6 +252,7 @@ func (n *testNode) cleave() (string, error) {
 func lines(values ...any) string {
 	names := []string{
 		"runtime endpoint", "image endpoint", "root", "pod logs", "static pods",
+		"address", "port", "read-only port",
 		"hard", "soft", "soft grace", "minimum reclaim", "merge",
 		"transition", "max grace", "ignore eviction",
 		"gc high", "gc low", "image min age", "image max age",
@@ -388,7 +391,7 @@ func (n *testNode) setting(d dice) {
 		}
 		n.flag(d, name, value)
 	case 4:
-		name := pick(d, "eviction-max-pod-grace-period", "image-gc-high-threshold", "image-gc-low-threshold", "container-log-max-files",
+		name := pick(d, "eviction-max-pod-grace-period", "image-gc-high-threshold", "image-gc-low-threshold", "container-log-max-files", "port", "read-only-port",
 			"maximum-dead-containers", "maximum-dead-containers-per-container")
 		value := pick(d, "0", "-1", "90", "0x10", "1_0", "010")
 		if bad {
@@ -512,7 +515,7 @@ func (d dice) pair(asJSON bool) string {
 			value = pick(d, "5", `"5"`, `"1d"`, "0", "null")
 		}
 	case 6:
-		key = pick(d, "evictionMaxPodGracePeriod", "imageGCHighThresholdPercent", "imageGCLowThresholdPercent", "containerLogMaxFiles")
+		key = pick(d, "evictionMaxPodGracePeriod", "imageGCHighThresholdPercent", "imageGCLowThresholdPercent", "containerLogMaxFiles", "port", "readOnlyPort")
 		value = pick(d, "0", "30", "90", "-1", "7")
 		if d.chance(10) {
 			value = pick(d, "85.0", "1e1", "3000000000", "1.5", `"5"`)
