@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"runtime/debug"
 	"sync/atomic"
@@ -25,6 +26,7 @@ import (
 	"github.com/cleave-cri/cleave/proxy/diskstats"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/web"
 )
 
 const (
@@ -79,6 +81,7 @@ type agent struct {
 	proxy    *proxy.Server
 	observer *observer
 	crio     *crioMode // nil in other modes
+	metrics  http.Handler
 }
 
 // Serve runs cleave until ctx ends or a successor has taken over, and returns
@@ -96,6 +99,9 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
 	}
 	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now()}
+	if a.metrics, err = web.Metrics(a.values); err != nil {
+		return err
+	}
 	if err := a.open(ctx, inherited); err != nil {
 		return errors.Join(err, a.giveUp(), a.close())
 	}
@@ -224,7 +230,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		parts.Go(func() error { return a.crio.run(work) })
 	}
 	if a.control != nil {
-		server := controlServer(a.status)
+		server := controlServer(a.status, a.metrics)
 		parts.Go(func() error { serveControl(server, a.control, a.log); return nil })
 		context.AfterFunc(work, func() { _ = server.Close() }) //nolint:errcheck // it is over
 	}

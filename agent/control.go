@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -15,12 +16,20 @@ import (
 // pathStatus is where the control socket answers with a [Status].
 const pathStatus = "/v1/status"
 
-// controlServer answers on the control socket, for `cleave status` and whoever
-// else may connect, which is root.
-func controlServer(status func(context.Context) Status) *http.Server {
-	return control.Server(map[string]func(context.Context) (any, error){
+// pathMetrics is where it answers with metrics.
+const pathMetrics = "/metrics"
+
+// controlServer answers on the control socket, for `cleave status`, for programs that collect metrics and whoever else may connect,
+// which is root.
+func controlServer(status func(context.Context) Status, metrics http.Handler) *http.Server {
+	server := control.Server(map[string]func(context.Context) (any, error){
 		"GET " + pathStatus: func(ctx context.Context) (any, error) { return status(ctx), nil },
 	})
+	mux := http.NewServeMux()
+	mux.Handle("GET "+pathMetrics, metrics)
+	mux.Handle("/", server.Handler)
+	server.Handler = mux
+	return server
 }
 
 // serveControl answers on the control socket until the server is closed. If it
@@ -33,6 +42,20 @@ func serveControl(server *http.Server, l net.Listener, log *zap.Logger) {
 
 // ErrNotRunning says that no cleave answers on the control socket.
 var ErrNotRunning = errors.New("cleave is not running")
+
+// FetchMetrics asks the cleave that is running for its metrics, as they are for Prometheus. It returns [ErrNotRunning] if none
+// answers on the socket.
+func FetchMetrics(ctx context.Context, socket string) (string, error) {
+	var text strings.Builder
+	err := control.Ask(ctx, socket, http.MethodGet, pathMetrics, &text)
+	if errors.Is(err, control.ErrNotRunning) {
+		err = ErrNotRunning
+	}
+	if err != nil {
+		return "", fmt.Errorf("ask for the metrics on %s: %w", socket, err)
+	}
+	return text.String(), nil
+}
 
 // FetchStatus asks the cleave that is running for its status. It returns
 // [ErrNotRunning] if none answers on the socket.

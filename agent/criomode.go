@@ -15,8 +15,10 @@ import (
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/cleave-cri/cleave/agent/crio"
+	"github.com/cleave-cri/cleave/agent/kubeletapi"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/agent/rootbind"
 	"github.com/cleave-cri/cleave/config/kubelet"
@@ -29,6 +31,7 @@ import (
 	"github.com/cleave-cri/cleave/proxy/diskstats"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/web"
 )
 
 // crioMode is what mode crio has besides the rest: the look-alike of CRI-O, what the kubelet was told, and the plugin that names
@@ -59,11 +62,13 @@ func (a *agent) openCRIO() (*crioMode, error) {
 	m := &crioMode{
 		roots: roots, store: store, log: a.log.Named("crio"),
 		keeper: crio.NewKeeper(filepath.Join(runtimeDir, "kubelet-told.json"), crio.Sources{
-			Kubelet: a.kubeletOf,
-			Running: runningKubelets(a.cfg.Listen.Endpoint.Path()),
-			Disks:   a.observer.disks,
-			Driver:  cgroupDriver(a.upstream),
-			Mounted: crio.Mounted,
+			Kubelet:  a.kubeletOf,
+			Running:  runningKubelets(a.cfg.Listen.Endpoint.Path()),
+			Disks:    a.observer.disks,
+			Driver:   cgroupDriver(a.upstream),
+			Mounted:  crio.Mounted,
+			Summary:  summaryOf(kubeletapi.Client{TokenFile: a.cfg.CRIO.KubeletTokenFile}),
+			Capacity: a.observer.capacity,
 		}, a.log.Named("crio")),
 		plugin: nriplugin.New(nriplugin.Config{
 			Socket: a.cfg.CRIO.NRIEndpoint.Path(), Created: registry.Created, Log: a.log.Named("nri"),
@@ -134,6 +139,45 @@ func (o *observer) disks() crio.Disks {
 		Known:  okImages && okContainers && okNode && !p.facts.Images.Guessed && !p.facts.Containers.Guessed,
 		Images: images, Containers: containers, NodeDevice: node.Device,
 	}
+}
+
+// capacity is that of the filesystem with this device in the newest picture, in bytes.
+func (o *observer) capacity(device string) (uint64, bool) {
+	for _, place := range o.newest.Load().layout.Places {
+		if place.Filesystem.Device.String() == device {
+			return place.Filesystem.CapacityBytes, true
+		}
+	}
+	return 0, false
+}
+
+// summaryOf reads what a kubelet reports of the runtime's disks.
+func summaryOf(client kubeletapi.Client) func(context.Context, int32) (crio.Figures, error) {
+	return func(ctx context.Context, pid int32) (crio.Figures, error) {
+		settings, err := kubelet.Reader{}.Read(int(pid))
+		if err != nil {
+			return crio.Figures{}, err
+		}
+		summary, err := client.Summary(ctx, settings)
+		if errors.Is(err, kubeletapi.ErrNotAllowed) {
+			return crio.Figures{}, fmt.Errorf("%w: %w: name a token that may get nodes/stats, in crio.kubeletTokenFile", crio.ErrNotAllowed, err)
+		}
+		if err != nil {
+			return crio.Figures{}, err
+		}
+		var f crio.Figures
+		if r := summary.Node.Runtime; r != nil {
+			f.ImagesBytes, f.ContainersBytes = capacityOf(r.ImageFs), capacityOf(r.ContainerFs)
+		}
+		return f, nil
+	}
+}
+
+func capacityOf(fs *stats.FsStats) uint64 {
+	if fs == nil || fs.CapacityBytes == nil {
+		return 0
+	}
+	return *fs.CapacityBytes
 }
 
 // containerRoots finds the folder in which "diff" is a container's writable layer, or makes it.
@@ -365,6 +409,19 @@ func (m *crioMode) status(now crio.Disks, facts *diskstats.Facts) *CRIOStatus {
 	return s
 }
 
+// values are for the metrics.
+func (s *CRIOStatus) values() *web.Kubelet {
+	v := &web.Kubelet{Problems: len(s.Problems), Unmeasured: len(s.Unmeasured)}
+	if t := s.Kubelet.Told; t != nil {
+		v.Split = t.Split
+	}
+	if seen := s.Kubelet.Summary; seen != nil && seen.Unknown == "" {
+		right := seen.Wrong == ""
+		v.SummaryRight = &right
+	}
+	return v
+}
+
 // unmeasuredShown is how many containers are named one by one on a page.
 const unmeasuredShown = 5
 
@@ -377,6 +434,16 @@ func (s *CRIOStatus) writeText(out *page.Writer) {
 			t.Kubelet.PID, cmp.Or(t.Kubelet.Version, "unknown version"), t.Images.Mountpoint, t.Containers.Mountpoint)
 	default:
 		out.Printf("The kubelet (pid %d, %s) was told of one disk: %s.\n", t.Kubelet.PID, cmp.Or(t.Kubelet.Version, "unknown version"), t.Images.Mountpoint)
+	}
+	if seen := s.Kubelet.Summary; seen != nil {
+		switch {
+		case seen.Unknown != "":
+			out.Printf("Whether its summary has them is not known: %s\n", seen.Unknown)
+		case seen.RightAt != nil && seen.Wrong == "":
+			out.Printf("Its summary has them as they are.\n")
+		default:
+			out.Printf("Its summary does not have them as they are: %s\n", seen.Wrong)
+		}
 	}
 	for _, p := range s.Problems {
 		out.Printf("! Kubelet: %s\n", p)

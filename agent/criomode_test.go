@@ -11,6 +11,7 @@ import (
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
+	"github.com/cleave-cri/cleave/web"
 )
 
 func TestKSS2_ToWhichKubeletsASplitIsReported(t *testing.T) {
@@ -62,18 +63,27 @@ func TestCRIOStatusText(t *testing.T) {
 		Kubelet: crio.Status{Told: &crio.Told{
 			Kubelet: crio.Kubelet{PID: 7, Version: "v1.37.2"}, Split: true,
 			Images: crio.Disk{Mountpoint: "/images"}, Containers: crio.Disk{Mountpoint: "/containers"},
-		}},
+		}, Summary: &crio.SummaryStatus{Wrong: "it has no imageFs"}},
 		Problems:   []string{"it is so: do that"},
 		Unmeasured: []nriplugin.Container{{Name: "c", Pod: "p", Namespace: "n"}},
 	}
 	var b strings.Builder
 	s.writeText(page.NewWriter(&b))
 	want := `The kubelet (pid 7, v1.37.2) was told of two disks: images on /images, containers on /containers.
+Its summary does not have them as they are: it has no imageFs
 ! Kubelet: it is so: do that
 ! 1 containers are not measured by the kubelet until they are created anew:
     c of pod n/p
 `
 	if diff := cmp.Diff(want, b.String()); diff != "" {
 		t.Error(diff)
+	}
+	wrong := false
+	if diff := cmp.Diff(&web.Kubelet{Split: true, SummaryRight: &wrong, Problems: 1, Unmeasured: 1}, s.values()); diff != "" {
+		t.Error(diff)
+	}
+	s.Kubelet.Summary.Unknown = "it does not show it"
+	if got := s.values().SummaryRight; got != nil {
+		t.Errorf("a summary that can't be seen is %v", *got)
 	}
 }

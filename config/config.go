@@ -109,6 +109,10 @@ type CRIO struct {
 	// cgroups get names that the kubelet measures.
 	// Default: unix:///run/nri/nri.sock.
 	NRIEndpoint Endpoint
+	// KubeletTokenFile is a file with a token that may get nodes/stats, by which cleave looks whether the kubelet's summary has the
+	// disks as they are: an absolute path. Empty means that the kubelet's own credentials are tried, which is enough where the kubelet
+	// has a read-only port or does not ask the API server. Default: empty.
+	KubeletTokenFile string
 }
 
 // The sockets for the kubelet. The second is the one path at which the kubelet's

@@ -107,6 +107,7 @@ control:
     endpoint: unix:///run/cleave/control.sock
 crio:
     nriEndpoint: unix:///run/nri/nri.sock
+    kubeletTokenFile: ""
 stateDir: /var/lib/cleave
 filesystems:
     nodefs: /var/lib/kubelet

@@ -47,6 +47,7 @@ func schema(c *Config) section {
 		}},
 		{key: "crio", sub: section{
 			{key: "nriEndpoint", value: endpointValue{&c.CRIO.NRIEndpoint}},
+			{key: "kubeletTokenFile", value: textValue{&c.CRIO.KubeletTokenFile}},
 		}},
 		{key: "stateDir", value: textValue{&c.StateDir}},
 		{key: "filesystems", sub: section{

@@ -91,7 +91,7 @@ func Serve(server *http.Server, l net.Listener) error {
 }
 
 // Ask makes a request on a socket and reads the answer into a value, unless that
-// is nil. It returns [ErrNotRunning] if nobody answers there.
+// is nil; to an [io.Writer] it is written as it is. It returns [ErrNotRunning] if nobody answers there.
 func Ask(ctx context.Context, socket, method, path string, into any) error {
 	limit := Timeout
 	if method == http.MethodPost {
@@ -136,6 +136,10 @@ func ask(ctx context.Context, socket, method, path string, into any) (err error)
 	}
 	if into == nil {
 		return nil
+	}
+	if text, ok := into.(io.Writer); ok {
+		_, err := io.Copy(text, io.LimitReader(response.Body, maxAnswerBytes))
+		return err
 	}
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxAnswerBytes)).Decode(into); err != nil {
 		return fmt.Errorf("read the answer: %w", err)

@@ -30,6 +30,11 @@ type Sources struct {
 	Driver func(ctx context.Context) (criocompat.Driver, error)
 	// Mounted lists the devices of the mount table, as [Disk] names them.
 	Mounted func() ([]string, error)
+	// Summary reads what the kubelet with this process ID reports of the runtime's disks. An error that is ErrNotAllowed says that
+	// it can't be known.
+	Summary func(ctx context.Context, pid int32) (Figures, error)
+	// Capacity is that of a device, in bytes; false while it is not known. It does not block.
+	Capacity func(device string) (uint64, bool)
 }
 
 // Mounted lists the devices in this process's mount table.
@@ -57,6 +62,7 @@ type Keeper struct {
 	told     *Told          // guarded by mu; nil while nobody was told anything
 	missed   map[int32]miss // guarded by mu; kubelets that did not ask, by process
 	problems []string       // guarded by mu; of the last look at the running kubelets
+	summary  looked         // guarded by mu; of the kubelet that was told
 }
 
 // miss is a kubelet that runs and has not asked.
@@ -219,12 +225,21 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 		problems = append(problems, fmt.Sprintf("look for the kubelet: %v", err))
 	}
 	k.mu.Lock()
+	told := k.told
+	k.mu.Unlock()
+	if told != nil && slices.ContainsFunc(running, told.Kubelet.same) {
+		k.lookAtSummary(ctx, now, *told)
+	}
+	k.mu.Lock()
 	defer k.mu.Unlock()
 	missed := map[int32]miss{}
 	for _, r := range running {
 		if k.told != nil && k.told.Kubelet.same(r) {
 			if k.told.Unsplit != "" {
 				problems = append(problems, fmt.Sprintf("the kubelet (pid %d) is told of one disk though there are two: %s", r.PID, k.told.Unsplit))
+			}
+			if wrong := k.summary.problem(now); wrong != "" && k.summary.kubelet.same(r) {
+				problems = append(problems, wrong)
 			}
 			continue
 		}
@@ -255,6 +270,8 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 type Status struct {
 	// Told is what the kubelet was told, nil while none has asked.
 	Told *Told `json:"told,omitempty"`
+	// Summary is about what that kubelet reports, nil before the first look.
+	Summary *SummaryStatus `json:"summary,omitempty"`
 	// Problems are what keeps a kubelet from seeing the disks as they are, each with what to do.
 	Problems []string `json:"problems,omitempty"`
 }
@@ -263,5 +280,5 @@ type Status struct {
 func (k *Keeper) Status() Status {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return Status{Told: k.told, Problems: slices.Clone(k.problems)}
+	return Status{Told: k.told, Summary: k.summary.status(), Problems: slices.Clone(k.problems)}
 }

@@ -70,10 +70,12 @@ func keeperOf(t *testing.T, path string, now *Disks, mounted *[]string, running 
 			}
 			return Kubelet{}, errors.New("no kubelet")
 		},
-		Running: func(context.Context) ([]Kubelet, error) { return *running, nil },
-		Disks:   func() Disks { return *now },
-		Driver:  func(context.Context) (criocompat.Driver, error) { return "cgroupfs", nil },
-		Mounted: func() ([]string, error) { return *mounted, nil },
+		Running:  func(context.Context) ([]Kubelet, error) { return *running, nil },
+		Disks:    func() Disks { return *now },
+		Driver:   func(context.Context) (criocompat.Driver, error) { return "cgroupfs", nil },
+		Mounted:  func() ([]string, error) { return *mounted, nil },
+		Summary:  func(context.Context, int32) (Figures, error) { return Figures{}, ErrNotAllowed },
+		Capacity: func(string) (uint64, bool) { return 0, false },
 	}, zap.NewNop())
 }
 

@@ -109,7 +109,7 @@ func TestModeCRIO(t *testing.T) {
 		{"nothing against it", []string{ours}, nil, nil},
 		{"cleave itself is on the socket", []string{ours}, func(_ *Settings, f *Facts) { f.Sockets = []Socket{{crioSocket, "cleave"}} }, nil},
 		{"too old", []string{ours}, func(s *Settings, _ *Facts) { s.Version = Version{1, 31, 0, "v1.31.0"} }, []string{"KSS-2", "upgrade"}},
-		{"not proved", []string{ours}, func(s *Settings, _ *Facts) { s.Version = Version{1, 35, 0, "v1.35.0"} }, []string{"not run with kubelet v1.35.0"}},
+		{"not proved", []string{ours}, func(s *Settings, _ *Facts) { s.Version = Version{1, 33, 9, "v1.33.9"} }, []string{"not run with kubelet v1.33.9", "v1.34 to v1.37"}},
 		{"newer than proved", []string{ours}, func(s *Settings, _ *Facts) { s.Version = Version{1, 38, 0, "v1.38.0"} }, []string{"not run with"}},
 		{"unknown version", []string{ours}, func(s *Settings, _ *Facts) { s.Version = Version{} }, []string{"version can't be read", "is not known"}},
 		{"gate on", []string{ours, "--feature-gates=" + GateStatsFromCRI + "=true"}, nil, []string{"KSS-1", "flag --feature-gates", "to false"}},

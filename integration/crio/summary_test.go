@@ -2,6 +2,7 @@ package crio
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -58,6 +59,30 @@ func TestKSS5_TheKubeletSeesTwoDisks(t *testing.T) {
 	}
 	if long() && len(orders) < 2 {
 		t.Errorf("in %d starts cAdvisor asked its handlers in one order only: %v", most, orders)
+	}
+	// KSS-18: cleave looks at what the kubelet made of the answer.
+	eventually(ctx, t, "cleave has seen that the summary is right", func() error {
+		status, err := c.node.Cleave.Status(ctx)
+		switch {
+		case err != nil:
+			return err
+		case status.CRIO == nil || status.CRIO.Kubelet.Summary == nil:
+			return errors.New("it has not looked")
+		}
+		seen := status.CRIO.Kubelet.Summary
+		if told := status.CRIO.Kubelet.Told; seen.RightAt == nil || seen.Wrong != "" || seen.Unknown != "" || told == nil || int(told.Kubelet.PID) != c.kubelet.PID() {
+			return fmt.Errorf("it says %+v of the summary, and was asked by %+v", seen, told)
+		}
+		return nil
+	})
+	metrics, err := c.node.Cleave.Metrics(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{"cleave_kubelet_told_split 1", "cleave_kubelet_summary_right 1", "cleave_kubelet_problems 0", "cleave_kubelet_unmeasured_containers 0"} {
+		if !strings.Contains(metrics, "\n"+line+"\n") {
+			t.Errorf("metrics have no line %q:\n%s", line, metrics)
+		}
 	}
 	if status, err := c.node.Cleave.Status(ctx); err != nil || status.CRIO == nil || len(status.CRIO.Problems) > 0 || len(status.CRIO.Unmeasured) > 0 {
 		t.Errorf("cleave's status: %+v, %v", status.CRIO, err)

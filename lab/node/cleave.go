@@ -146,6 +146,11 @@ func (c *Cleave) Status(ctx context.Context) (agent.Status, error) {
 	return agent.FetchStatus(ctx, c.cfg.Control.Endpoint.Path())
 }
 
+// Metrics are what it shows to Prometheus.
+func (c *Cleave) Metrics(ctx context.Context) (string, error) {
+	return agent.FetchMetrics(ctx, c.cfg.Control.Endpoint.Path())
+}
+
 // WaitMeasured waits until a measurement that began after now is published.
 func (c *Cleave) WaitMeasured(ctx context.Context) (agent.Status, error) {
 	return c.WaitMeasuredAfter(ctx, time.Now())

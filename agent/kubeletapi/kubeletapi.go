@@ -1,0 +1,126 @@
+// Package kubeletapi asks the node's kubelet, on its own server, what it reports. It knows nothing of what cleave thinks of the
+// answer. Only agent may import it.
+package kubeletapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+
+	"github.com/cleave-cri/cleave/config/kubelet"
+)
+
+var (
+	// ErrNotAllowed says that the kubelet does not answer us, though it is there.
+	ErrNotAllowed = errors.New("the kubelet does not allow it")
+	// ErrNoServer says that the kubelet listens on no port that is known.
+	ErrNoServer = errors.New("the kubelet's server is not there")
+)
+
+// maxAnswerBytes is the largest summary that is read; one of 110 pods has some 500 kB.
+const maxAnswerBytes = 64 << 20
+
+// Client asks one kubelet. The zero value of both fields is of use.
+type Client struct {
+	// TokenFile holds a token that may get nodes/stats, for kubelets that ask the API server about each call. Empty means that the
+	// kubelet's own credentials are tried.
+	TokenFile string
+	// Proc is where the proc file system is; /proc if empty.
+	Proc string
+}
+
+// Summary is /stats/summary of the kubelet with these settings.
+//
+// It asks only a port on which that very process listens, so credentials reach nobody else. Errors are ErrNoServer, ErrNotAllowed,
+// and whatever keeps an answer from coming or from being understood.
+func (c Client) Summary(ctx context.Context, s kubelet.Settings) (stats.Summary, error) {
+	var out stats.Summary
+	if err := c.get(ctx, s, "/stats/summary", &out); err != nil {
+		return stats.Summary{}, fmt.Errorf("ask the kubelet (pid %d) for its summary: %w", s.PID, err)
+	}
+	return out, nil
+}
+
+func (c Client) get(ctx context.Context, s kubelet.Settings, path string, into any) error {
+	config, err := c.reach(s)
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return fmt.Errorf("use its credentials: %w", err)
+	}
+	defer client.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path, nil)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close() //nolint:errcheck // only read
+	switch answer.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("%w (%s)", ErrNotAllowed, answer.Status)
+	default:
+		return fmt.Errorf("it answers %s", answer.Status)
+	}
+	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswerBytes)).Decode(into); err != nil {
+		return fmt.Errorf("understand its answer: %w", err)
+	}
+	return nil
+}
+
+// reach says how the kubelet is reached: without credentials on its read-only port if it has one, else by TLS.
+func (c Client) reach(s kubelet.Settings) (*rest.Config, error) {
+	open, err := listening(c.Proc, s.PID)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrNoServer, err)
+	}
+	if port := s.ReadOnlyPort.Value; open[port] {
+		return &rest.Config{Host: "http://" + net.JoinHostPort(host(s.Address.Value), strconv.Itoa(int(port)))}, nil
+	}
+	port := s.Port.Value
+	if !open[port] {
+		return nil, fmt.Errorf("%w: it does not listen on port %d", ErrNoServer, port)
+	}
+	config := &rest.Config{}
+	switch {
+	case c.TokenFile != "":
+		config.BearerTokenFile = c.TokenFile
+	case s.Kubeconfig.Value != "":
+		own, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig.Value)
+		if err != nil {
+			return nil, fmt.Errorf("use the kubelet's own credentials, %s: %w", s.Kubeconfig.Value, err)
+		}
+		config.BearerToken, config.BearerTokenFile = own.BearerToken, own.BearerTokenFile
+		config.TLSClientConfig = own.TLSClientConfig
+	}
+	config.Host = "https://" + net.JoinHostPort(host(s.Address.Value), strconv.Itoa(int(port)))
+	// The kubelet's certificate is usually its own; that it is the kubelet who listens is known from the kernel.
+	config.Insecure, config.CAFile, config.CAData, config.ServerName = true, "", nil, ""
+	return config, nil
+}
+
+// host is the address to connect to for one that is listened on.
+func host(address string) string {
+	ip := net.ParseIP(address)
+	switch {
+	case ip == nil, ip.Equal(net.IPv4zero):
+		return "127.0.0.1"
+	case ip.Equal(net.IPv6zero):
+		return "::1"
+	}
+	return address
+}
