@@ -147,11 +147,11 @@ func (c *cluster) summaryIsUnsplit(ctx context.Context) error {
 		return errors.New("no figures of the runtime's disks")
 	}
 	images := c.node.Disks[diskImages].Path()
-	if err := equalsDisk(s.Node.Runtime.ImageFs, images); err != nil {
+	if err := kube.EqualsDisk(s.Node.Runtime.ImageFs, images); err != nil {
 		return fmt.Errorf("imageFs: %w", err)
 	}
 	if s.Node.Runtime.ContainerFs != nil {
-		if err := equalsDisk(s.Node.Runtime.ContainerFs, images); err != nil {
+		if err := kube.EqualsDisk(s.Node.Runtime.ContainerFs, images); err != nil {
 			return fmt.Errorf("containerFs: %w", err)
 		}
 	}

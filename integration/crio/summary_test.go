@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/cleave-cri/cleave/lab/du"
@@ -98,10 +96,10 @@ func (c *cluster) summaryIsRight(ctx context.Context) error {
 	if s.Node.Runtime == nil {
 		return fmt.Errorf("no figures of the runtime's disks")
 	}
-	if err := equalsDisk(s.Node.Runtime.ImageFs, c.node.Disks[diskImages].Path()); err != nil {
+	if err := kube.EqualsDisk(s.Node.Runtime.ImageFs, c.node.Disks[diskImages].Path()); err != nil {
 		return fmt.Errorf("imageFs: %w", err)
 	}
-	if err := equalsDisk(s.Node.Runtime.ContainerFs, c.node.Disks[diskContainers].Path()); err != nil {
+	if err := kube.EqualsDisk(s.Node.Runtime.ContainerFs, c.node.Disks[diskContainers].Path()); err != nil {
 		return fmt.Errorf("containerFs: %w", err)
 	}
 	if len(s.Pods) == 0 {
@@ -139,30 +137,7 @@ func (c *cluster) rootfsIsRight(ctx context.Context, p stats.PodStats) error {
 	if rootfs == nil || rootfs.UsedBytes == nil {
 		return fmt.Errorf("no figure for the writable layer")
 	}
-	return within("rootfs.usedBytes", *rootfs.UsedBytes, want, 0.01)
-}
-
-// equalsDisk holds figures against statfs of the disk's mountpoint.
-func equalsDisk(got *stats.FsStats, mountpoint string) error {
-	if got == nil || got.CapacityBytes == nil || got.AvailableBytes == nil {
-		return fmt.Errorf("no figures")
-	}
-	var s unix.Statfs_t
-	if err := unix.Statfs(mountpoint, &s); err != nil {
-		return err
-	}
-	size := uint64(s.Bsize) //nolint:gosec // the kernel's block size
-	if *got.CapacityBytes != s.Blocks*size {
-		return fmt.Errorf("capacity is %d, the disk has %d", *got.CapacityBytes, s.Blocks*size)
-	}
-	return within("availableBytes", *got.AvailableBytes, s.Bavail*size, 0.01)
-}
-
-func within(what string, got, want uint64, share float64) error {
-	if math.Abs(float64(got)-float64(want)) > share*float64(want) {
-		return fmt.Errorf("%s is %d, want %d", what, got, want)
-	}
-	return nil
+	return kube.Within("rootfs.usedBytes", *rootfs.UsedBytes, want)
 }
 
 func logSize(t *testing.T, c *cluster) int64 {

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
@@ -162,7 +160,7 @@ func (c crioNode) testSummary(t *testing.T) {
 		}{
 			"imageFs": {s.Node.Runtime.ImageFs, imagesDisk}, "containerFs": {s.Node.Runtime.ContainerFs, containersDisk}, "node.fs": {s.Node.Fs, containersDisk},
 		} {
-			if err := equalsDisk(is.got, is.disk); err != nil {
+			if err := kube.EqualsDisk(is.got, is.disk); err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
 		}
@@ -193,7 +191,7 @@ func (c crioNode) podIsRight(ctx context.Context, p stats.PodStats) (string, err
 	}
 	used := *p.Containers[0].Rootfs.UsedBytes
 	text := fmt.Sprintf("pod %s: the kubelet has %d bytes, du %d; received %d", p.PodRef.Name, used, want, *p.Network.RxBytes)
-	return text, within("rootfs.usedBytes", used, want)
+	return text, kube.Within("rootfs.usedBytes", used, want)
 }
 
 // Limits are the kubelet's to enforce, on the writable layer and on volumes.
@@ -346,30 +344,6 @@ func summary(ctx context.Context) (*stats.Summary, error) {
 		return nil, err
 	}
 	return &s, nil
-}
-
-// equalsDisk holds figures against statfs of the disk's mountpoint.
-func equalsDisk(got *stats.FsStats, mountpoint string) error {
-	if got == nil || got.CapacityBytes == nil || got.AvailableBytes == nil {
-		return errors.New("no figures")
-	}
-	var s unix.Statfs_t
-	if err := unix.Statfs(mountpoint, &s); err != nil {
-		return err
-	}
-	size := uint64(s.Bsize) //nolint:gosec // the kernel's block size
-	if *got.CapacityBytes != s.Blocks*size {
-		return fmt.Errorf("capacity is %d, the disk has %d", *got.CapacityBytes, s.Blocks*size)
-	}
-	return within("availableBytes", *got.AvailableBytes, s.Bavail*size)
-}
-
-// within is an error if a figure is more than a hundredth off.
-func within(what string, got, want uint64) error {
-	if math.Abs(float64(got)-float64(want)) > 0.01*float64(want) {
-		return fmt.Errorf("%s is %d, want %d", what, got, want)
-	}
-	return nil
 }
 
 func figures(f *stats.FsStats) string {
