@@ -1,0 +1,487 @@
+// Package keeper is the loop that keeps a node's disks from filling up: observe, decide, act, record. It decides nothing itself: that
+// is engine's, and what is picked is engine/garbage's. It deletes nothing itself: that is done by whoever is behind [Reclaimer] and
+// [Evictor]. What is here is the order of things:
+//
+//   - A glance at the filesystems ten times a second, and a pass when something moves towards a threshold, or the engine's rest is over.
+//   - In a pass with pressure: the reclaim of the plan, step by step; then a new look, and only if that was not enough, an eviction.
+//   - One action at a time. An eviction that is under way keeps others from beginning, and no pass from deciding and recording.
+//   - Between passes, collection of images and dead containers as the kubelet does it, but exact and at once.
+//
+// It imports engine and what is below it, and nothing else of this module. Only agent may import it.
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/record"
+)
+
+const (
+	// glancePeriod is how often the filesystems are glanced at; one glance is a statfs(2) for each, some microseconds.
+	glancePeriod = 100 * time.Millisecond
+	// collectPeriod is how often images and dead containers are collected while nothing is short.
+	collectPeriod = 10 * time.Second
+	// retries is how often in a row a plan that did not hold is made anew before pods may go for it.
+	retries = 3
+)
+
+// Want is what one kind of reclaim is asked for.
+type Want struct {
+	// Signal is what is short, or what is looked after without pressure.
+	Signal engine.Signal
+	// NeedBytes is how much is to come free, garbage.Everything for all that can.
+	NeedBytes int64
+	// Pressure says that a threshold is met, not only that it is time to tidy up.
+	Pressure bool
+}
+
+// Reclaimer does one kind of reclaim.
+type Reclaimer interface {
+	// Plan picks, and changes nothing. The step has its items.
+	Plan(ctx context.Context, want Want) (record.Step, error)
+	// Run carries a step out and returns it with what came of each item. It checks each item again just before it goes.
+	Run(ctx context.Context, step record.Step) (record.Step, error)
+}
+
+// Evictor ends pods.
+type Evictor interface {
+	// Evict ends a pod and returns when it is gone, or when it is clear that it stays, with the reason.
+	Evict(ctx context.Context, e engine.Eviction) error
+}
+
+// Parts are what a keeper is made of. Look, Glance, Config and Log are required.
+type Parts struct {
+	// Decider is the name under which decisions are recorded.
+	Decider string
+	// Look says what there is now. The filesystems' figures are asked for anew; pods' may be some seconds old and say so.
+	Look func(ctx context.Context) (engine.Input, error)
+	// Glance sees what is available on the filesystems, and nothing else.
+	Glance func(ctx context.Context) (engine.Observations, error)
+	// Config says how to decide about what was seen: thresholds depend on capacities and on the kubelet's settings, which both may
+	// change. An error means that nothing is decided; it is told.
+	Config func(in engine.Input) (Setup, error)
+	// Reclaimers are those that there are, by kind; a kind without one is passed over, and told.
+	Reclaimers map[engine.Reclaim]Reclaimer
+	// Collectors tidy up while nothing is short, one after the other.
+	Collectors []Collector
+	// Evictor ends pods; nil reports only.
+	Evictor Evictor
+	// Record takes what was decided and done; nil for nowhere. acted says that something was deleted or ended.
+	Record func(r record.Record, acted bool)
+	// Observe decides and records, and does nothing.
+	Observe bool
+	// State is what an earlier keeper left; the zero State is that of one that never looked.
+	State engine.State
+	Log   *zap.Logger
+}
+
+// Setup is how to decide.
+type Setup struct {
+	Config engine.Config
+	// Overlaps are thresholds of ours that are not above the kubelet's. They are not among Config.Thresholds.
+	Overlaps []engine.Overlap
+	// Missing are signals for which nothing can be derived at the moment.
+	Missing []engine.Signal
+}
+
+// Collector is a reclaim that takes place without pressure.
+type Collector interface {
+	// Name is for people, such as "images".
+	Name() string
+	// Plan picks what is due, and changes nothing. No items mean that nothing is.
+	Plan(ctx context.Context) (record.Step, error)
+	// Run is as that of a [Reclaimer].
+	Run(ctx context.Context, step record.Step) (record.Step, error)
+}
+
+// Keeper is the loop. Its methods may be called from several goroutines.
+type Keeper struct {
+	parts Parts
+
+	// acting is held by whoever deletes.
+	acting sync.Mutex
+	// evicted is received from when an eviction has ended.
+	evicted chan departure
+
+	mu     sync.Mutex
+	status Status // guarded by mu
+
+	// Used by the one goroutine of Run only.
+	state     engine.State
+	lines     []line
+	leaving   map[string]departure
+	surprises int
+	said      string
+}
+
+// departure is a pod that was told to go.
+type departure struct {
+	uid    string
+	signal engine.Signal
+	// had is what it had where space is short, nil while unknown; available is what was left there before.
+	had       *int64
+	available int64
+	err       error
+}
+
+// New returns a keeper, which does nothing until [Keeper.Run].
+func New(p Parts) *Keeper {
+	return &Keeper{parts: p, state: p.State, evicted: make(chan departure), leaving: map[string]departure{}}
+}
+
+// line is an amount below which something happens.
+type line struct {
+	signal engine.Signal
+	// at is the amount, seen what was available in the last pass.
+	at, seen int64
+}
+
+// near says that a pass should not wait: more than a quarter of the way to a line is gone since the last pass, or all of it.
+func near(lines []line, now engine.Observations) bool {
+	return slices.ContainsFunc(lines, func(l line) bool {
+		o, ok := now[l.signal]
+		return ok && (o.Available < l.at || o.Available < l.seen-(l.seen-l.at)/4)
+	})
+}
+
+// Run looks after the disks until ctx ends. It returns when what it has begun has ended.
+func (k *Keeper) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	ended, stop := context.WithCancel(ctx)
+	defer stop()
+	glance := time.NewTicker(glancePeriod)
+	defer glance.Stop()
+	next, collect := time.Now(), time.Now().Add(collectPeriod)
+	for {
+		now := time.Now()
+		if !now.Before(next) {
+			next = now.Add(k.pass(ended, &running))
+		}
+		if !now.Before(collect) {
+			k.collect(ended)
+			collect = time.Now().Add(collectPeriod)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case d := <-k.evicted:
+			k.left(d)
+			next = time.Now()
+		case <-glance.C:
+			// One that can't be had says nothing; the next pass finds out why.
+			if seen, err := k.parts.Glance(ended); err == nil && near(k.lines, seen) {
+				next = time.Now()
+			}
+		}
+	}
+}
+
+// pass looks, decides, acts and records. It returns when to look again at the latest.
+func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duration {
+	k.acting.Lock()
+	defer k.acting.Unlock()
+	in, setup, err := k.look(ctx)
+	if ctx.Err() != nil {
+		return engine.LongestRest
+	}
+	if err != nil {
+		k.blind(err)
+		return engine.LongestRest
+	}
+	r := record.Record{Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Config: setup.Config, State: k.state, Input: in}
+	k.state, r.Decision = setup.Config.Sync(k.state, in)
+	r.Next = k.state
+	acted := k.carryOut(ctx, setup.Config, &r, running)
+	k.note(setup, in, r, acted)
+	if in.Summary == nil {
+		return engine.LongestRest
+	}
+	seen := in.Summary.Observe()
+	k.lines = linesOf(setup.Config, seen)
+	if k.surprises > 0 {
+		return engine.ShortestRest
+	}
+	return setup.Config.Rest(k.state.Trend, k.state, seen, in.Now)
+}
+
+func (k *Keeper) look(ctx context.Context) (engine.Input, Setup, error) {
+	in, err := k.parts.Look(ctx)
+	if err != nil {
+		return engine.Input{}, Setup{}, fmt.Errorf("look at the node: %w", err)
+	}
+	setup, err := k.parts.Config(in)
+	if err != nil {
+		return engine.Input{}, Setup{}, fmt.Errorf("find out from when on a disk is short: %w", err)
+	}
+	return in, setup, nil
+}
+
+// linesOf are the amounts at which thresholds are met that are not.
+func linesOf(c engine.Config, seen engine.Observations) []line {
+	var lines []line
+	for _, t := range c.Thresholds {
+		o, ok := seen[t.Signal]
+		if !ok || t.Inert {
+			continue
+		}
+		at := t.Value.Of(o.Capacity)
+		if o.Available >= at.Value() {
+			lines = append(lines, line{t.Signal, at.Value(), o.Available})
+		}
+	}
+	return lines
+}
+
+// carryOut does what a decision wants and notes it in the record. It says whether anything was deleted or ended.
+func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record, running *sync.WaitGroup) (acted bool) {
+	d := r.Decision
+	switch d.Outcome {
+	case engine.OverLimit:
+		for _, e := range d.Limits {
+			acted = k.evict(ctx, r, e, running) || acted
+		}
+	case engine.Foreseen:
+		acted, _ = k.reclaim(ctx, r) // what could not be done now is tried when it is short
+	case engine.Pressure:
+		var err error
+		acted, err = k.reclaim(ctx, r)
+		if err != nil && ctx.Err() != nil {
+			return acted
+		}
+		if err != nil && k.surprises < retries {
+			k.surprises++
+			return acted // nobody goes for a plan that did not hold
+		}
+		k.surprises = 0
+		if len(d.Reclaim) > 0 && !k.parts.Observe && k.enough(ctx, c, r) {
+			return acted
+		}
+		if d.Victim == nil {
+			return acted
+		}
+		for _, e := range append([]engine.Eviction{*d.Victim}, d.Further...) {
+			acted = k.evict(ctx, r, e, running) || acted
+		}
+	}
+	return acted
+}
+
+// enough looks again after a reclaim and says whether pods may live.
+func (k *Keeper) enough(ctx context.Context, c engine.Config, r *record.Record) bool {
+	after, err := k.parts.Look(ctx)
+	if err == nil {
+		r.After = after.Summary
+	}
+	r.Verdict = &record.Verdict{Freed: k.state.Freed}
+	r.Verdict.Resolved, r.Verdict.Still = c.Resolved(k.state, r.Decision, r.After)
+	return r.Verdict.Resolved
+}
+
+// reclaim carries out the kinds of a decision in their order, until as much as it needs has come free. Its error says that a plan did
+// not hold; what came free until then counts.
+func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ error) {
+	d := r.Decision
+	var freed int64
+	available := int64(-1)
+	if r.Input.Summary != nil {
+		if o, ok := r.Input.Summary.Observe()[d.Threshold.Signal]; ok {
+			available = o.Available
+		}
+	}
+	var failed error
+	for _, kind := range d.Reclaim {
+		want := Want{Signal: d.Threshold.Signal, NeedBytes: garbage.Everything, Pressure: true}
+		if d.NeedBytes != nil {
+			if want.NeedBytes = *d.NeedBytes - freed; want.NeedBytes <= 0 {
+				break
+			}
+		}
+		step, did, err := k.step(ctx, kind, want)
+		acted = acted || did
+		if step.Kind != "" {
+			r.Steps = append(r.Steps, step)
+		}
+		freed += freedBy(step)
+		if err != nil {
+			failed = errors.Join(failed, err)
+			k.parts.Log.Warn("a reclaim is not done, or not to its end", zap.String("kind", string(kind)), zap.Error(err))
+		}
+	}
+	if freed > 0 && available >= 0 && d.Threshold.Signal.Resource() == engine.EphemeralStorage {
+		k.state = k.state.Freeing(d.Threshold.Signal, freed, available, time.Now())
+	}
+	return acted, failed
+}
+
+// step plans and carries out one kind of reclaim.
+func (k *Keeper) step(ctx context.Context, kind engine.Reclaim, want Want) (_ record.Step, acted bool, _ error) {
+	reclaimer := k.parts.Reclaimers[kind]
+	if reclaimer == nil {
+		return record.Step{}, false, fmt.Errorf("reclaim %s: this cleave can't", kind)
+	}
+	step, err := reclaimer.Plan(ctx, want)
+	if err != nil {
+		return record.Step{Kind: kind}, false, fmt.Errorf("plan to reclaim %s: %w", kind, err)
+	}
+	if k.parts.Observe || len(step.Items) == 0 {
+		return step, false, nil
+	}
+	step, err = reclaimer.Run(ctx, step)
+	return step, gone(step), err
+}
+
+// gone says whether anything of a step was deleted.
+func gone(step record.Step) bool {
+	return slices.ContainsFunc(step.Items, func(i record.Item) bool { return i.ActualBytes != nil })
+}
+
+func freedBy(step record.Step) (bytes int64) {
+	for _, i := range step.Items {
+		if i.ActualBytes != nil {
+			bytes += max(0, *i.ActualBytes)
+		}
+	}
+	return bytes
+}
+
+// evict tells a pod to go, in a goroutine of its own that Run waits for, and says whether it did. A pod that is on its way is not
+// told again, and while one is, no other is.
+func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction, running *sync.WaitGroup) bool {
+	if k.parts.Observe || k.parts.Evictor == nil || len(k.leaving) > 0 && !together(r.Decision, k.leaving, e.UID) {
+		return false
+	}
+	if _, ok := k.leaving[e.UID]; ok {
+		return false
+	}
+	d := departure{uid: e.UID, signal: r.Decision.Threshold.Signal, available: e.Available}
+	done := record.Evicted{UID: e.UID, At: time.Now()}
+	if r.Decision.Outcome == engine.Pressure && d.signal.Resource() == engine.EphemeralStorage {
+		for i := range r.Decision.Ranking {
+			if ranked := &r.Decision.Ranking[i]; ranked.UID == e.UID {
+				bytes := ranked.Usage.Value()
+				d.had, done.ExpectedBytes = &bytes, &bytes
+			}
+		}
+	}
+	r.Evicted = append(r.Evicted, done)
+	k.leaving[e.UID] = d
+	k.state = k.state.Evicted(e, done.At)
+	k.parts.Log.Warn("a pod is evicted", zap.String("pod", e.Namespace+"/"+e.Name), zap.String("uid", e.UID), zap.String("cause", string(e.Cause)))
+	running.Add(1)
+	go func() { // ends with the eviction; Run waits for it
+		defer running.Done()
+		d.err = k.parts.Evictor.Evict(ctx, e)
+		select {
+		case k.evicted <- d:
+		case <-ctx.Done():
+		}
+	}()
+	return true
+}
+
+// together says whether a pod goes in one decision with those that are on their way.
+func together(d engine.Decision, leaving map[string]departure, uid string) bool {
+	var group []string
+	for _, e := range d.Limits {
+		group = append(group, e.UID)
+	}
+	if d.Victim != nil {
+		group = append(group, d.Victim.UID)
+		for _, e := range d.Further {
+			group = append(group, e.UID)
+		}
+	}
+	for l := range leaving {
+		if !slices.Contains(group, l) {
+			return false
+		}
+	}
+	return slices.Contains(group, uid)
+}
+
+// left notes that a pod is gone, or stays.
+func (k *Keeper) left(d departure) {
+	delete(k.leaving, d.uid)
+	if d.err != nil {
+		k.parts.Log.Error("a pod that was evicted stays", zap.String("uid", d.uid), zap.Error(d.err))
+		return
+	}
+	if d.had != nil {
+		k.state = k.state.Freeing(d.signal, *d.had, d.available, time.Now())
+	}
+}
+
+// collect tidies up without pressure.
+func (k *Keeper) collect(ctx context.Context) {
+	if k.parts.Observe || k.state.Layout == nil || len(k.state.Met) > 0 {
+		return // it is a matter of the thresholds then, or nothing is known
+	}
+	k.acting.Lock()
+	defer k.acting.Unlock()
+	for _, c := range k.parts.Collectors {
+		if _, err := collectOne(ctx, c, true); err != nil && ctx.Err() == nil {
+			k.parts.Log.Warn("tidying up did not come to its end", zap.String("what", c.Name()), zap.Error(err))
+		}
+	}
+}
+
+func collectOne(ctx context.Context, c Collector, run bool) (record.Step, error) {
+	step, err := c.Plan(ctx)
+	if err != nil || !run || len(step.Items) == 0 {
+		return step, err
+	}
+	return c.Run(ctx, step)
+}
+
+// Collect tidies up now, or with dryRun says what it would do. The steps are what was picked, and what came of it.
+func (k *Keeper) Collect(ctx context.Context, dryRun bool) (steps []record.Step, _ error) {
+	k.acting.Lock()
+	defer k.acting.Unlock()
+	var failed error
+	for _, c := range k.parts.Collectors {
+		step, err := collectOne(ctx, c, !dryRun)
+		if err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", c.Name(), err))
+		}
+		if step.Kind != "" {
+			steps = append(steps, step)
+		}
+	}
+	return steps, failed
+}
+
+// Plan says what would be reclaimed if a signal were short by needBytes now; garbage.Everything for all that can go. Nothing is changed.
+func (k *Keeper) Plan(ctx context.Context, signal engine.Signal, layout engine.Layout, needBytes int64) (steps []record.Step, _ error) {
+	k.acting.Lock()
+	defer k.acting.Unlock()
+	var failed error
+	left := needBytes
+	for _, kind := range engine.ReclaimFor(signal, layout) {
+		reclaimer := k.parts.Reclaimers[kind]
+		if reclaimer == nil || left <= 0 {
+			continue
+		}
+		step, err := reclaimer.Plan(ctx, Want{Signal: signal, NeedBytes: left, Pressure: true})
+		if err != nil {
+			failed = errors.Join(failed, err)
+			continue
+		}
+		steps = append(steps, step)
+		for _, i := range step.Items {
+			if i.ExpectedBytes != nil && left != garbage.Everything {
+				left -= *i.ExpectedBytes
+			}
+		}
+	}
+	return steps, failed
+}

@@ -1,0 +1,416 @@
+package keeper
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/record"
+)
+
+const (
+	gib      = int64(1) << 30
+	capacity = 100 * gib
+	// short is from when on images and pods go.
+	short = 10 * gib
+)
+
+// world is a node with one disk, on which images lie that nobody uses, and pods.
+type world struct {
+	mu        sync.Mutex
+	available int64
+	images    map[string]int64 // what each frees
+	pods      map[string]int64 // what each uses
+	calls     []string         // what was deleted and ended
+	records   []record.Record
+	passes    []time.Time
+	lookError error
+	runError  error
+	// holds keeps evicted pods on the node until stays is closed.
+	holds      bool
+	stays      chan struct{}
+	evictError error
+}
+
+func (w *world) with(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+func (w *world) done() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.calls)
+}
+
+func (w *world) observe() engine.Observations {
+	return engine.Observations{engine.NodeFSAvailable: {Available: w.available, Capacity: capacity, Time: time.Now()}}
+}
+
+func (w *world) look(context.Context) (engine.Input, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.passes = append(w.passes, time.Now())
+	if w.lookError != nil {
+		return engine.Input{}, w.lookError
+	}
+	unsigned := func(v int64) *uint64 { u := uint64(v); return &u }
+	fs := &engine.FSStats{Time: time.Now(), AvailableBytes: unsigned(w.available), CapacityBytes: unsigned(capacity), UsedBytes: unsigned(capacity - w.available)}
+	in := engine.Input{Now: time.Now(), Layout: &engine.Detected{}, Summary: &engine.Summary{NodeFS: fs, ImageFS: fs, ContainerFS: fs}}
+	for uid, bytes := range w.pods {
+		in.Pods = append(in.Pods, engine.Pod{UID: uid, Namespace: "shop", Name: uid, Containers: []engine.Container{{Name: "c"}}})
+		used := &engine.FSStats{Time: time.Now(), UsedBytes: unsigned(bytes)}
+		in.Summary.Pods = append(in.Summary.Pods, engine.PodStats{UID: uid, Containers: []engine.ContainerStats{{Name: "c", RootFS: used}}, EphemeralStorage: used})
+	}
+	return in, nil
+}
+
+func (w *world) glance(context.Context) (engine.Observations, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.observe(), nil
+}
+
+func setup(engine.Input) (Setup, error) {
+	options := engine.Cleave()
+	options.Forecast = false // these tests are about what is, not about what comes
+	return Setup{Config: engine.Config{
+		Thresholds:       []engine.Threshold{{Signal: engine.NodeFSAvailable, Value: engine.Value{Quantity: resource.NewQuantity(short, resource.BinarySI)}}},
+		TransitionPeriod: 5 * time.Minute, Options: options,
+	}}, nil
+}
+
+// images is the reclaim of the world's images.
+type images struct{ *world }
+
+func (i images) Plan(_ context.Context, want Want) (record.Step, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	step := record.Step{Kind: engine.UnusedImages}
+	left := want.NeedBytes
+	for _, id := range slices.Sorted(keys(i.images)) {
+		if left <= 0 {
+			break
+		}
+		bytes := i.images[id]
+		step.Items = append(step.Items, record.Item{ID: id, Rule: "GAP-25", ExpectedBytes: &bytes})
+		if left != garbage.Everything {
+			left -= bytes
+		}
+	}
+	return step, nil
+}
+
+func (i images) Run(_ context.Context, step record.Step) (record.Step, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.runError != nil {
+		return step, i.runError
+	}
+	for n := range step.Items {
+		bytes := i.images[step.Items[n].ID]
+		delete(i.images, step.Items[n].ID)
+		i.available += bytes
+		i.calls = append(i.calls, "image "+step.Items[n].ID)
+		step.Items[n].ActualBytes = &bytes
+	}
+	return step, nil
+}
+
+func keys[V any](m map[string]V) func(func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// nothing reclaims nothing.
+type nothing struct{ kind engine.Reclaim }
+
+func (n nothing) Plan(context.Context, Want) (record.Step, error) {
+	return record.Step{Kind: n.kind}, nil
+}
+
+func (n nothing) Run(_ context.Context, s record.Step) (record.Step, error) { return s, nil }
+
+func (w *world) Evict(ctx context.Context, e engine.Eviction) error {
+	w.with(func() { w.calls = append(w.calls, "pod "+e.UID) })
+	if w.holds {
+		select {
+		case <-w.stays:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.evictError != nil {
+		return w.evictError
+	}
+	w.available += w.pods[e.UID]
+	delete(w.pods, e.UID)
+	return nil
+}
+
+func (w *world) parts() Parts {
+	return Parts{
+		Decider: "cleave", Look: w.look, Glance: w.glance, Config: setup, Evictor: w, Log: zap.NewNop(),
+		Reclaimers: map[engine.Reclaim]Reclaimer{
+			engine.UnusedImages: images{w}, engine.DeadContainers: nothing{engine.DeadContainers}, engine.OldLogs: nothing{engine.OldLogs},
+		},
+		Record: func(r record.Record, _ bool) { w.with(func() { w.records = append(w.records, r) }) },
+	}
+}
+
+// run lets a keeper look after a world while f goes on, in time that only passes when all wait.
+func run(t *testing.T, w *world, p Parts, f func(t *testing.T, k *Keeper)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w.stays = make(chan struct{}) // one of the bubble's
+		ctx, stop := context.WithCancel(t.Context())
+		k := New(p)
+		ended := make(chan struct{})
+		go func() { defer close(ended); k.Run(ctx) }()
+		f(t, k)
+		stop()
+		<-ended
+	})
+}
+
+func equal(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func TestREC6_ReclaimThatIsEnoughSparesThePod(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib, "b": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}}
+	run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a")
+		w.with(func() {
+			if len(w.records) == 0 {
+				t.Fatal("nothing is recorded")
+			}
+			r := w.records[0]
+			if r.Verdict == nil || !r.Verdict.Resolved || len(r.Steps) != 3 || r.Decision.Victim == nil {
+				t.Errorf("recorded %+v, verdict %+v", r.Steps, r.Verdict)
+			}
+		})
+		s := k.Status()
+		if s.Counts.Deleted != 1 || s.Counts.GainedBytes != 5*gib || s.Counts.ExpectedBytes != 5*gib || s.Counts.Evicted != 0 || s.Outcome != engine.Calm {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+func TestSYN29_APodGoesIfReclaimWasNotEnough(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, images: map[string]int64{"a": gib}, pods: map[string]int64{"greedy": 30 * gib, "modest": gib}, holds: true}
+	run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		time.Sleep(5 * time.Second) //nolint:forbidigo // in synctest
+		// It is on its way: nobody else goes meanwhile.
+		equal(t, "done", w.done(), "image a", "pod greedy")
+		if s := k.Status(); len(s.Leaving) != 1 || s.Leaving[0] != "greedy" {
+			t.Errorf("status %+v", s)
+		}
+		close(w.stays)
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a", "pod greedy")
+		if s := k.Status(); len(s.Leaving) != 0 || s.Counts.Evicted != 1 || s.Outcome != engine.Calm {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+func TestAPodThatStaysIsToldAgain(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, pods: map[string]int64{"greedy": 30 * gib}, evictError: errors.New("the API server is away")}
+	p := w.parts()
+	p.Config = func(in engine.Input) (Setup, error) {
+		s, err := setup(in)
+		s.Config.Options.BreakStorms = false
+		return s, err
+	}
+	run(t, w, p, func(t *testing.T, _ *Keeper) {
+		time.Sleep(3 * time.Second) //nolint:forbidigo // in synctest
+		if got := w.done(); len(got) < 2 {
+			t.Errorf("done: %q", got)
+		}
+		w.with(func() { w.evictError = nil })
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		w.with(func() {
+			if len(w.pods) != 0 {
+				t.Error("the pod is still there")
+			}
+		})
+	})
+}
+
+// A fast fill is seen when it happens, not when the rest is over.
+func TestAGlanceSeesAFastFill(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 60 * gib, images: map[string]int64{"a": 20 * gib}, pods: map[string]int64{"greedy": 30 * gib}}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(30 * time.Second) //nolint:forbidigo // in synctest
+		w.with(func() {
+			if len(w.passes) > 10 {
+				t.Errorf("%d passes in 30 s in which nothing happened", len(w.passes))
+			}
+			w.available = 9 * gib
+		})
+		time.Sleep(glancePeriod + time.Millisecond) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a")
+	})
+}
+
+// The nearer a threshold, the smaller the steps that are looked at.
+func TestNear(t *testing.T) {
+	t.Parallel()
+	lines := []line{{engine.NodeFSAvailable, 10, 50}}
+	for available, want := range map[int64]bool{50: false, 41: false, 39: true, 10: true, 9: true, 60: false} {
+		if got := near(lines, engine.Observations{engine.NodeFSAvailable: {Available: available}}); got != want {
+			t.Errorf("%d available: %v, want %v", available, got, want)
+		}
+	}
+	if near(lines, engine.Observations{}) || near(nil, engine.Observations{engine.NodeFSAvailable: {}}) {
+		t.Error("what is not seen is near")
+	}
+}
+
+func TestObserveDoesNothing(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, images: map[string]int64{"a": gib}, pods: map[string]int64{"greedy": 30 * gib}}
+	p := w.parts()
+	p.Observe = true
+	run(t, w, p, func(t *testing.T, k *Keeper) {
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done())
+		w.with(func() {
+			if len(w.records) == 0 || len(w.records[0].Steps) == 0 || len(w.records[0].Evicted) != 0 {
+				t.Errorf("records %+v", w.records)
+			}
+			if len(w.records) > 3 {
+				t.Errorf("%d records of one and the same", len(w.records))
+			}
+		})
+		if s := k.Status(); s.Outcome != engine.Pressure || s.Counts.Acted != 0 || s.Threshold == "" {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+// A plan that does not hold is made anew, some times; nobody goes for it before.
+func TestNobodyGoesForAPlanThatDidNotHold(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}, runError: errors.New("it is in use now")}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(glancePeriod) //nolint:forbidigo // in synctest
+		w.with(func() { w.runError = nil })
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a")
+	})
+	w = &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}, runError: errors.New("containerd is away")}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "pod greedy")
+	})
+}
+
+func TestBlindnessDecidesNothing(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, pods: map[string]int64{"greedy": 30 * gib}, lookError: errors.New("no layout")}
+	run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done())
+		if s := k.Status(); s.Problem == "" || s.LookedAt != nil {
+			t.Errorf("status %+v", s)
+		}
+		w.with(func() { w.lookError = nil })
+		time.Sleep(engine.LongestRest + time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "pod greedy")
+		if s := k.Status(); s.Problem != "" {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+// tidy is a collector of the world's images.
+type tidy struct{ *world }
+
+func (tidy) Name() string { return "images" }
+
+func (c tidy) Plan(ctx context.Context) (record.Step, error) {
+	return images{c.world}.Plan(ctx, Want{NeedBytes: 1})
+}
+
+func (c tidy) Run(ctx context.Context, s record.Step) (record.Step, error) {
+	return images{c.world}.Run(ctx, s)
+}
+
+func TestTidyingUpWaitsForCalm(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 50 * gib, images: map[string]int64{"a": gib, "b": gib}}
+	p := w.parts()
+	p.Collectors = []Collector{tidy{w}}
+	run(t, w, p, func(t *testing.T, k *Keeper) {
+		time.Sleep(collectPeriod + time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a")
+		steps, err := k.Collect(t.Context(), true)
+		if err != nil || len(steps) != 1 || len(steps[0].Items) != 1 || steps[0].Items[0].ID != "b" {
+			t.Errorf("it would do %+v, %v", steps, err)
+		}
+		equal(t, "done", w.done(), "image a")
+		steps, err = k.Collect(t.Context(), false)
+		if err != nil || len(steps) != 1 || steps[0].Items[0].ActualBytes == nil {
+			t.Errorf("it did %+v, %v", steps, err)
+		}
+		equal(t, "done", w.done(), "image a", "image b")
+	})
+}
+
+func TestPlanChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 50 * gib, images: map[string]int64{"a": gib, "b": gib}}
+	run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		for need, want := range map[int64]int{garbage.Everything: 2, gib: 1} {
+			steps, err := k.Plan(t.Context(), engine.NodeFSAvailable, engine.Single, need)
+			if err != nil {
+				t.Fatal(err)
+			}
+			items := 0
+			for _, s := range steps {
+				items += len(s.Items)
+			}
+			if items != want {
+				t.Errorf("for %d bytes %d items, want %d", need, items, want)
+			}
+		}
+		equal(t, "done", w.done())
+	})
+}
+
+// The end of the keeper ends what it does, and an eviction that is under way is not waited for for ever.
+func TestTheEndEndsAll(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, pods: map[string]int64{"greedy": 30 * gib}, holds: true}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "pod greedy")
+	})
+}

@@ -1,0 +1,111 @@
+package keeper
+
+import (
+	"fmt"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/record"
+)
+
+// Status is what a keeper did last, for people and metrics. It is not changed once it is given out.
+type Status struct {
+	// LookedAt is when the last pass took place, nil before the first.
+	LookedAt *time.Time `json:"lookedAt,omitempty"`
+	// Outcome, Rule and Threshold say how it ended.
+	Outcome   engine.Outcome `json:"outcome,omitempty"`
+	Rule      string         `json:"rule,omitempty"`
+	Threshold string         `json:"threshold,omitempty"`
+	// Thresholds are those that count at the moment, for people.
+	Thresholds []string `json:"thresholds,omitempty"`
+	// Overlaps are thresholds by which nobody is evicted, because the kubelet's lie as high.
+	Overlaps []string `json:"overlaps,omitempty"`
+	// Missing are signals for which there is no threshold at the moment.
+	Missing []engine.Signal `json:"missing,omitempty"`
+	// Leaving are the pods that are on their way out.
+	Leaving []string `json:"leaving,omitempty"`
+	// Problem says why nothing could be decided; empty if something was.
+	Problem string `json:"problem,omitempty"`
+	// Counts since the start.
+	Counts Counts `json:"counts"`
+	// Last is the last pass in which something was done or decided anew; nil before that.
+	Last *record.Record `json:"-"`
+}
+
+// Counts count what a keeper did.
+type Counts struct {
+	Passes, Acted, Deleted, Evicted int64
+	ExpectedBytes, GainedBytes      int64
+}
+
+// Status gives what is known now. It does not block.
+func (k *Keeper) Status() Status {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.status
+}
+
+// blind notes that nothing could be decided.
+func (k *Keeper) blind(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.status.Problem != err.Error() {
+		k.parts.Log.Warn("nothing is decided about the disks", zap.Error(err))
+	}
+	k.status.Problem = err.Error()
+}
+
+// note keeps what a pass came to, and records it if it is news.
+func (k *Keeper) note(setup Setup, in engine.Input, r record.Record, acted bool) {
+	d := r.Decision
+	said := fmt.Sprint(d.Outcome, d.Rule, d.Threshold, d.NoVictim, r.Verdict != nil && r.Verdict.Resolved)
+	news := acted || said != k.said && (k.said != "" || d.Outcome != engine.Calm)
+	k.said = said
+	if news && k.parts.Record != nil {
+		k.parts.Record(r, acted)
+	}
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.status
+	if s.Problem != "" {
+		k.parts.Log.Info("the disks are looked after again")
+	}
+	s.LookedAt, s.Outcome, s.Rule, s.Threshold, s.Problem = &in.Now, d.Outcome, d.Rule, "", ""
+	if d.Outcome == engine.Pressure || d.Outcome == engine.Foreseen {
+		s.Threshold = d.Threshold.String()
+	}
+	s.Thresholds, s.Overlaps, s.Missing, s.Leaving = nil, nil, setup.Missing, nil
+	for _, t := range setup.Config.Thresholds {
+		s.Thresholds = append(s.Thresholds, t.String())
+	}
+	for _, o := range setup.Overlaps {
+		s.Overlaps = append(s.Overlaps, o.String())
+	}
+	for uid := range k.leaving {
+		s.Leaving = append(s.Leaving, uid)
+	}
+	s.Counts.Passes++
+	s.Counts.Evicted += int64(len(r.Evicted))
+	for _, step := range r.Steps {
+		for _, i := range step.Items {
+			if i.ActualBytes == nil {
+				continue
+			}
+			s.Counts.Deleted++
+			s.Counts.GainedBytes += *i.ActualBytes
+			if i.ExpectedBytes != nil {
+				s.Counts.ExpectedBytes += *i.ExpectedBytes
+			}
+		}
+	}
+	if acted {
+		s.Counts.Acted++
+	}
+	if news {
+		s.Last = &r
+	}
+	k.status = s
+}
