@@ -35,7 +35,11 @@ const (
 type Rewrite = func(ctx context.Context, message []byte) ([]byte, error)
 
 // Requests returns the interceptors of requests, by full method name: each that
-// creates a sandbox gets the label, unless its caller has set it.
+// creates a sandbox gets the label, whatever value its caller has set: a pod's
+// labels are its sandbox's too, so that anybody who may make a pod could otherwise
+// call the sandbox like one of its containers, and the kubelet takes two of one name
+// for one container and loses sight of it when it idles (kubelet, pkg/kubelet/stats:
+// filterTerminatedContainerInfoAndAssembleByPodCgroupKey), limits included.
 func Requests() map[string]Rewrite {
 	return map[string]Rewrite{
 		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName: adder(&runtimeapi.RunPodSandboxRequest{}),
@@ -46,8 +50,8 @@ func Requests() map[string]Rewrite {
 // Answers returns the interceptors of answers, by full method name: each answer in
 // which a sandbox's labels can be loses ours.
 //
-// A sandbox that its creator gave the same label with the same value loses it as
-// well.
+// A sandbox that its creator gave the same label, with whatever value, is shown
+// without it.
 func Answers() map[string]Rewrite {
 	out := map[string]Rewrite{}
 	services := runtimeapi.File_staging_src_k8s_io_cri_api_pkg_apis_runtime_v1_api_proto.Services()
@@ -281,7 +285,8 @@ func comma(text []byte) int {
 }
 
 // add returns a request whose sandbox has the label, nil if it has it already or
-// there is none. config is the number of the field with the sandbox.
+// there is none. config is the number of the field with the sandbox. Another value
+// of the label stays before ours, which counts (protobuf, "Maps": the last key seen).
 func add(request []byte, config protowire.Number) ([]byte, error) {
 	var start, end int
 	var last []byte // the last one; several are one together (protobuf, "Last One Wins")
@@ -292,8 +297,8 @@ func add(request []byte, config protowire.Number) ([]byte, error) {
 		}
 		start, end, last = from, to, value
 		return eachField(value, func(_, _ int, num protowire.Number, value []byte) error {
-			if key, _ := entry(value); num == configLabels && string(key) == Label {
-				has = true
+			if key, label := entry(value); num == configLabels && string(key) == Label {
+				has = string(label) == Value
 			}
 			return nil
 		})

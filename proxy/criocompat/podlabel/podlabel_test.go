@@ -165,7 +165,7 @@ func TestRequestsGetTheLabel(t *testing.T) {
 		"no labels":  {&config{Hostname: "h"}, &config{Hostname: "h", Labels: labels{Label: Value}}},
 		"empty":      {&config{}, &config{Labels: labels{Label: Value}}},
 		"the same":   {&config{Labels: labels{Label: Value}}, nil},
-		"another":    {&config{Labels: labels{Label: "mine"}}, nil},
+		"another":    {&config{Labels: labels{Label: "mine"}}, &config{Labels: labels{Label: Value}}},
 		"no sandbox": {nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -213,18 +213,27 @@ func TestRequestInParts(t *testing.T) {
 		}
 		return b
 	}
-	own := part(&runtimeapi.PodSandboxConfig{Labels: labels{Label: "mine"}})
+	has := part(&runtimeapi.PodSandboxConfig{Labels: labels{Label: Value}})
+	other := part(&runtimeapi.PodSandboxConfig{Labels: labels{Label: "mine"}})
 	rest := part(&runtimeapi.PodSandboxConfig{Hostname: "h"})
-	if got, err := add(t.Context(), slices.Concat(own, rest)); got != nil || err != nil {
-		t.Errorf("the caller's own label in the first part: %q, %v", got, err)
+	if got, err := add(t.Context(), slices.Concat(has, rest)); got != nil || err != nil {
+		t.Errorf("the label in the first part: %q, %v", got, err)
 	}
-	got, err := add(t.Context(), slices.Concat(rest, rest))
-	if err != nil {
-		t.Fatal(err)
-	}
-	message := &runtimeapi.RunPodSandboxRequest{}
-	if err := proto.Unmarshal(got, message); err != nil || message.GetConfig().GetLabels()[Label] != Value || message.GetConfig().GetHostname() != "h" {
-		t.Errorf("%v, %v", message, err)
+	for name, request := range map[string][]byte{
+		"none":                  slices.Concat(rest, rest),
+		"another, first":        slices.Concat(other, rest),
+		"another, last":         slices.Concat(rest, other),
+		"ours, then another":    slices.Concat(rest, has, other),
+		"another between parts": slices.Concat(rest, other, rest),
+	} {
+		got, err := add(t.Context(), request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		message := &runtimeapi.RunPodSandboxRequest{}
+		if err := proto.Unmarshal(got, message); err != nil || message.GetConfig().GetLabels()[Label] != Value || message.GetConfig().GetHostname() != "h" {
+			t.Errorf("%s: %v, %v", name, message, err)
+		}
 	}
 }
 
@@ -372,6 +381,7 @@ func FuzzRequests(f *testing.F) {
 		if after.GetConfig().GetLabels()[Label] != Value {
 			t.Errorf("no label in %v", after)
 		}
+		delete(before.GetConfig().GetLabels(), Label)
 		delete(after.GetConfig().GetLabels(), Label)
 		if len(after.GetConfig().GetLabels()) == 0 {
 			after.Config.Labels = before.GetConfig().GetLabels()
