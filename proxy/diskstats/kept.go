@@ -67,11 +67,12 @@ func (k *Kept) Fallback(context.Context, []byte) ([]byte, error) { return k.old(
 
 // old returns the answer without the runtime's.
 func (k *Kept) old() ([]byte, error) {
-	if m := k.last.Load(); m != nil {
+	v := view{Facts: k.facts(), strict: true}
+	// Another kubelet may have been told otherwise since, and then it is not good any more.
+	if m := k.last.Load(); m != nil && v.good(m) {
 		return encodeInfo(m)
 	}
 	m := &runtimeapi.ImageFsInfoResponse{}
-	v := view{Facts: k.facts(), strict: true}
 	fixImageFsInfo(m, &v)
 	if !v.good(m) {
 		return nil, errNothing

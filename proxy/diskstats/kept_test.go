@@ -126,6 +126,22 @@ func TestImageFsInfoKeepsTheLastGoodAnswer(t *testing.T) {
 	}
 }
 
+// A kubelet that was told of one disk is not reminded of two by an answer to its predecessor, nor the other way round.
+func TestKSS18_AnAnswerToAnotherKubeletIsNotKept(t *testing.T) {
+	t.Parallel()
+	for name, facts := range map[string][2]*Facts{"two, then one": {split(), single()}, "one, then two": {single(), split()}} {
+		source := &fixed{facts: facts[0]}
+		k := Keep(source, KeptOptions{})
+		ask(t, k, &info{})
+		source.facts = facts[1]
+		got := ask(t, k, nil) // the runtime is away
+		v := view{Facts: facts[1]}
+		if !v.good(got) {
+			t.Errorf("%s: it says %v", name, got)
+		}
+	}
+}
+
 // Without any knowledge at all nothing is made up.
 func TestImageFsInfoOfWhichNothingIsKnown(t *testing.T) {
 	t.Parallel()
