@@ -401,7 +401,7 @@ func (a *agent) status(ctx context.Context) Status {
 		s.withoutRootsAway()
 	}
 	if a.crio != nil {
-		s.CRIO = a.crio.status(a.observer.disks(), a.observer.Facts())
+		s.CRIO = a.crio.status(a.observer.disks(), a.observer.newest.Load())
 	}
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt

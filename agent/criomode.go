@@ -396,11 +396,11 @@ type CRIOStatus struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-func (m *crioMode) status(now crio.Disks, facts *diskstats.Facts) *CRIOStatus {
+func (m *crioMode) status(now crio.Disks, p *picture) *CRIOStatus {
 	_, _, younger := m.keeper.Named(now)
 	s := &CRIOStatus{
 		Kubelet: m.keeper.Status(), Endpoint: m.endpoint.Status(), Plugin: m.plugin.Status(),
-		Unmeasured: m.plugin.Unmeasured(func(id string) bool { _, ok := facts.Layers[id]; return ok }),
+		Unmeasured: m.plugin.Unmeasured(p.readAt, func(id string) bool { _, ok := p.facts.Layers[id]; return ok }),
 	}
 	s.Problems = append(slices.Clone(s.Kubelet.Problems), younger...)
 	if !s.Plugin.Registered {

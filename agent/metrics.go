@@ -6,7 +6,7 @@ import "github.com/cleave-cri/cleave/web"
 func (a *agent) values() web.Values {
 	v := web.Values{Version: a.opt.Version}
 	if a.crio != nil {
-		v.Kubelet = a.crio.status(a.observer.disks(), a.observer.Facts()).values()
+		v.Kubelet = a.crio.status(a.observer.disks(), a.observer.newest.Load()).values()
 	}
 	return v
 }

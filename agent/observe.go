@@ -132,6 +132,8 @@ type picture struct {
 	layout fsstats.Layout
 	// classes is what is used by class, for each filesystem.
 	classes map[fsstats.Device][]ClassUsage
+	// readAt is when the runtime's store was read, zero while it was not yet.
+	readAt time.Time
 	// measuredAt is the end of the pass, zero before the first.
 	measuredAt time.Time
 	// cost is how long the pass took.

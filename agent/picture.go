@@ -89,7 +89,7 @@ func assemble(o observation) *picture {
 		facts.Images.Used = t.sum(images.Filesystem.Device, classImages, classUnpacking, classContent)
 		facts.Containers.Used = t.sum(containers.Filesystem.Device, classContainers, classSandboxes, classOther)
 	}
-	return &picture{facts: facts, layout: o.layout, classes: t.list(o.layout)}
+	return &picture{facts: facts, layout: o.layout, classes: t.list(o.layout), readAt: o.at}
 }
 
 func storeOf(p fsstats.Place) diskstats.Store {

@@ -179,7 +179,7 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 
 	parts := newCrioParts(t, n, direct)
 	parts.wait(ctx, t)
-	if list := parts.plugin.Unmeasured(func(string) bool { return true }); len(list) != 1 || list[0].ID != old || list[0].Pod != "before" {
+	if list := parts.plugin.Unmeasured(time.Time{}, func(string) bool { return true }); len(list) != 1 || list[0].ID != old || list[0].Pod != "before" {
 		t.Errorf("unmeasured are %v, want the container from before, %s", list, old)
 	}
 
@@ -345,7 +345,7 @@ func TestCrioPartsBeforeContainerd(t *testing.T) {
 		if cgroups := cgroupsOf(ctx, t, direct, next); !strings.Contains(cgroups, criocompat.Alias(next)) {
 			t.Errorf("it is in\n%s", cgroups)
 		}
-		if list := parts.plugin.Unmeasured(func(string) bool { return true }); len(list) != 1 || list[0].ID != old {
+		if list := parts.plugin.Unmeasured(time.Time{}, func(string) bool { return true }); len(list) != 1 || list[0].ID != old {
 			t.Errorf("unmeasured are %v, want the one from before", list)
 		}
 	})

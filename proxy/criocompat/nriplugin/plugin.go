@@ -55,6 +55,10 @@ const (
 	// refusedKept bounds the containers that are remembered because their cgroups
 	// could not be named.
 	refusedKept = 1000
+
+	// unseen is how long after the plugin has heard of it a container may not yet
+	// be where others look: the runtime tells of it before it makes it.
+	unseen = 2 * time.Minute
 )
 
 // Config is what a plugin needs.
@@ -108,6 +112,8 @@ type Container struct {
 	Namespace string `json:"namespace"`
 	// CgroupsPath is the cgroup that it has.
 	CgroupsPath string `json:"cgroupsPath"`
+	// heardOf is when the runtime told of it.
+	heardOf time.Time
 }
 
 // Status is what a plugin knows of itself.
@@ -277,9 +283,10 @@ func (p *Plugin) Status() Status {
 // Unmeasured returns, by namespace, pod and name, the containers that the kubelet
 // does not measure until they are created anew: those made before cleave came or
 // while the plugin was away, and those whose cgroup another plugin chose. exists
-// says which there still are; others are forgotten. It is not called with anything
-// locked.
-func (p *Plugin) Unmeasured(exists func(containerID string) bool) []Container {
+// says which there were when somebody looked, at the time asOf, zero if nobody has
+// yet. Others are forgotten, unless they were heard of so shortly before, or after
+// that, that they may not have been seen. It is not called with anything locked.
+func (p *Plugin) Unmeasured(asOf time.Time, exists func(containerID string) bool) []Container {
 	p.mu.Lock()
 	all := make([]Container, 0, len(p.nameless))
 	for _, c := range p.nameless {
@@ -288,7 +295,7 @@ func (p *Plugin) Unmeasured(exists func(containerID string) bool) []Container {
 	p.mu.Unlock()
 	var gone []string
 	all = slices.DeleteFunc(all, func(c Container) bool {
-		if exists(c.ID) {
+		if asOf.Sub(c.heardOf) < unseen || exists(c.ID) {
 			return false
 		}
 		gone = append(gone, c.ID)

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
@@ -190,13 +191,22 @@ func TestContainersGetTheirNames(t *testing.T) {
 		{ID: "c", Name: "c", Pod: "p", Namespace: "n", CgroupsPath: "/somebody/elses"},
 		{ID: "d", Name: "d", Pod: "p", Namespace: "n"},
 	}
-	if diff := cmp.Diff(wantOld, p.Unmeasured(all)); diff != "" {
+	if diff := cmp.Diff(wantOld, p.Unmeasured(later(), all), cmpopts.IgnoreUnexported(Container{})); diff != "" {
 		t.Errorf("unmeasured (-want +got):\n%s", diff)
 	}
-	if got := p.Unmeasured(func(id string) bool { return id == "c" }); len(got) != 1 || got[0].ID != "c" || p.Status().Unmeasured != 1 {
+	// Somebody who has not looked yet, or who looked before they were there, knows nothing of them.
+	for _, asOf := range []time.Time{{}, time.Now().Add(-time.Hour), time.Now()} {
+		if got := p.Unmeasured(asOf, func(string) bool { return false }); len(got) != len(wantOld) {
+			t.Errorf("as of %s there are %v", asOf, got)
+		}
+	}
+	if got := p.Unmeasured(later(), func(id string) bool { return id == "c" }); len(got) != 1 || got[0].ID != "c" || p.Status().Unmeasured != 1 {
 		t.Errorf("after the others have gone: %v", got)
 	}
 }
+
+// later is when whoever looks sees all containers that were told of until now.
+func later() time.Time { return time.Now().Add(unseen) }
 
 // The state of a large node comes in several messages.
 func TestManyContainersBefore(t *testing.T) {
@@ -215,7 +225,7 @@ func TestManyContainersBefore(t *testing.T) {
 	p := New(Config{Socket: r.socket})
 	run(t, p)
 	wait(t, p)
-	old := p.Unmeasured(all)
+	old := p.Unmeasured(later(), all)
 	if len(old) != count || old[0].Pod != "p" || old[count-1].Pod != "p" {
 		t.Errorf("%d containers from before, want %d, all with their pods", len(old), count)
 	}
@@ -350,7 +360,7 @@ func TestAnotherPluginChoosesTheCgroup(t *testing.T) {
 	if got := r.create(t, "a", "/k/a"); got != "/chosen" {
 		t.Errorf("the cgroup is %q, want the other plugin's", got)
 	}
-	if old := p.Unmeasured(all); len(old) != 1 || old[0].CgroupsPath != "/chosen" {
+	if old := p.Unmeasured(later(), all); len(old) != 1 || old[0].CgroupsPath != "/chosen" {
 		t.Errorf("unmeasured are %v", old)
 	}
 }

@@ -250,6 +250,6 @@ func (p *Plugin) note(driver criocompat.Driver, id string) {
 func containerOf(pod *api.PodSandbox, c *api.Container) Container {
 	return Container{
 		ID: c.GetId(), Name: c.GetName(), Pod: pod.GetName(), Namespace: pod.GetNamespace(),
-		CgroupsPath: c.GetLinux().GetCgroupsPath(),
+		CgroupsPath: c.GetLinux().GetCgroupsPath(), heardOf: time.Now(),
 	}
 }
