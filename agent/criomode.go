@@ -209,11 +209,40 @@ func (r containerRoots) Root(ctx context.Context, containerID string) (string, e
 
 // kubeletOf reads who a process is that asks for the node's disks.
 func (a *agent) kubeletOf(ctx context.Context, pid int32) (crio.Kubelet, error) {
-	settings, err := kubelet.Reader{}.Read(int(pid))
+	return whoAsks(ctx, kubelet.Reader{}, a.cfg.Listen.Endpoint.Path(), pid)
+}
+
+// whoAsks tells the kubelet from others that look for CRI-O: every cAdvisor does, that of a monitoring pod as well as that of a
+// kubelet with another runtime. Only a kubelet of ours is asked for its version, which means that its program is run.
+func whoAsks(ctx context.Context, reader kubelet.Reader, listen string, pid int32) (crio.Kubelet, error) {
+	settings, err := reader.Read(int(pid))
+	switch {
+	case err == nil && isRuntimeOf(settings, listen):
+		return crioKubelet(versioned(ctx, reader, settings)), nil
+	case err == nil:
+		return crio.Kubelet{}, fmt.Errorf("%w: %s, process %d, has the runtime %q", crio.ErrStranger, reader.NameOf(int(pid)), pid, settings.RuntimeEndpoint.Value)
+	case pid == 0:
+		return crio.Kubelet{Unread: true}, errors.New("it is in another PID namespace than cleave")
+	case reader.NameOf(int(pid)) == "kubelet", errors.Is(err, kubelet.ErrEmbedded):
+		return unread(reader, int(pid)), err
+	}
+	return crio.Kubelet{}, fmt.Errorf("%w: %w", crio.ErrStranger, err)
+}
+
+// unread is a kubelet whose settings can't be read.
+func unread(reader kubelet.Reader, pid int) crio.Kubelet {
+	ticks, err := reader.Started(pid)
 	if err != nil {
 		return crio.Kubelet{}, err
 	}
-	return crioKubelet(versioned(ctx, kubelet.Reader{}, settings)), nil
+	return crio.Kubelet{PID: int32(pid), StartTicks: ticks, Unread: true} //nolint:gosec // the kernel's numbers end at 2^22
+}
+
+// isRuntimeOf says whether a kubelet's runtime is cleave on a socket. Its file may have another path for the kubelet, but then the
+// name's end is what makes the kubelet ask there (KSS-1).
+func isRuntimeOf(s kubelet.Settings, listen string) bool {
+	endpoint := s.RuntimeEndpoint.Value
+	return strings.HasSuffix(endpoint, strings.TrimPrefix(criocompat.Socket, "/var/")) || slices.Contains(sameSocket(listen), kubelet.SocketPath(endpoint))
 }
 
 // versioned asks a kubelet's program for its version if that is not known otherwise. Where it can't be asked it stays unknown.
@@ -227,7 +256,7 @@ func versioned(ctx context.Context, reader kubelet.Reader, s kubelet.Settings) k
 	return s
 }
 
-// runningKubelets lists the kubelets whose runtime is cleave on a socket. It is for one caller at a time: a kubelet's settings and
+// runningKubelets lists the kubelets whose runtime is cleave on a socket, and those whose settings can't be read. It is for one caller at a time: a kubelet's settings and
 // version, which its whole program has to be opened for, are read once in its life.
 func runningKubelets(listen string) func(context.Context) ([]crio.Kubelet, error) {
 	type seen struct {
@@ -253,10 +282,11 @@ func runningKubelets(listen string) func(context.Context) ([]crio.Kubelet, error
 			if !ok || k.ticks != ticks {
 				settings, err := reader.Read(pid)
 				if err != nil {
+					ours = append(ours, unread(reader, pid))
 					continue
 				}
 				settings = versioned(ctx, reader, settings)
-				k = seen{settings.StartTicks, crioKubelet(settings), slices.Contains(sameSocket(listen), kubelet.SocketPath(settings.RuntimeEndpoint.Value))}
+				k = seen{settings.StartTicks, crioKubelet(settings), isRuntimeOf(settings, listen)}
 			}
 			now[pid] = k
 			if k.ours {

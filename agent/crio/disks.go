@@ -41,6 +41,8 @@ type Kubelet struct {
 	StatsFromCRI bool
 	// Refused says why a split must not be told to it, for people, with what to do; empty if nothing speaks against it.
 	Refused string
+	// Unread says that its settings can't be read, so that its runtime may be another than cleave.
+	Unread bool
 }
 
 // same says whether two are the same process.

@@ -20,9 +20,10 @@ import (
 
 // Sources are what a Keeper asks. All are required.
 type Sources struct {
-	// Kubelet reads who a process is that asks for the disks.
+	// Kubelet reads who a process is that asks for the disks. An error that is ErrStranger says that it is no kubelet whose runtime
+	// cleave is. With any other it may be one; then PID and StartTicks are set as far as they are known.
 	Kubelet func(ctx context.Context, pid int32) (Kubelet, error)
-	// Running lists the kubelets of this node whose runtime cleave is.
+	// Running lists the kubelets of this node whose runtime cleave is, and those of which that can't be told.
 	Running func(ctx context.Context) ([]Kubelet, error)
 	// Disks says where things lie now. It does not block.
 	Disks func() Disks
@@ -36,6 +37,10 @@ type Sources struct {
 	// Capacity is that of a device, in bytes; false while it is not known. It does not block.
 	Capacity func(device string) (uint64, bool)
 }
+
+// ErrStranger says that a process is no kubelet whose runtime cleave is: a cAdvisor of its own, somebody with curl, the kubelet of
+// another runtime. What it is told changes nothing for the node's kubelet.
+var ErrStranger = errors.New("it is no kubelet whose runtime is cleave")
 
 // Mounted lists the devices in this process's mount table.
 func Mounted() ([]string, error) {
@@ -135,17 +140,20 @@ func (k *Keeper) Info(ctx context.Context, pid int32) (criocompat.Info, error) {
 	}
 	kubelet, err := k.sources.Kubelet(ctx, pid)
 	if err != nil {
-		kubelet = Kubelet{PID: pid, Refused: fmt.Sprintf("it is not known what process %d is (%v): no split is reported to it", pid, err)}
+		kubelet.PID = pid
+		kubelet.Refused = fmt.Sprintf("it is not known what process %d is (%v): no split is reported to it", pid, err)
 	}
 	told := decide(kubelet, disks, mounted)
+	if errors.Is(err, ErrStranger) {
+		k.log.Info("somebody who is not the kubelet asked for the disks and was told of one", zap.Int32("pid", pid), zap.Error(err))
+		return told.info(driver), nil
+	}
 
+	// Whoever may be the kubelet has now been told this, and ImageFsInfo must not contradict it.
 	k.mu.Lock()
-	// Somebody who only looks, with curl, must not change what the kubelet has been told.
-	if err == nil || k.told == nil {
-		k.told = &told
-		if err := k.write(told); err != nil {
-			k.log.Error("what the kubelet was told is not written down; if cleave is started anew, restart the kubelet too", zap.Error(err))
-		}
+	k.told = &told
+	if err := k.write(told); err != nil {
+		k.log.Error("what the kubelet was told is not written down; if cleave is started anew, restart the kubelet too", zap.Error(err))
 	}
 	k.mu.Unlock()
 	if told.Unsplit != "" {
@@ -246,6 +254,9 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 		m, ok := k.missed[r.PID]
 		if !ok || !m.kubelet.same(r) {
 			m = miss{kubelet: r, since: now}
+		}
+		if r.Unread {
+			continue // it may be another runtime's
 		}
 		missed[r.PID] = m
 		if now.Sub(m.since) >= askGrace {

@@ -68,7 +68,7 @@ func keeperOf(t *testing.T, path string, now *Disks, mounted *[]string, running 
 					return k, nil
 				}
 			}
-			return Kubelet{}, errors.New("no kubelet")
+			return Kubelet{}, ErrStranger
 		},
 		Running:  func(context.Context) ([]Kubelet, error) { return *running, nil },
 		Disks:    func() Disks { return *now },
@@ -202,3 +202,52 @@ func TestRecordThatIsNoneIsTold(t *testing.T) {
 		t.Errorf("no file: %+v, %v", told, err)
 	}
 }
+// A stranger that asks before the kubelet does is not taken for it.
+func TestAStrangerIsNotRemembered(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := split, all, []Kubelet{proved}
+	path := filepath.Join(t.TempDir(), "told.json")
+	k := keeperOf(t, path, &now, &mounted, &running)
+	if info, err := k.Info(t.Context(), 4711); err != nil || info.Split() {
+		t.Errorf("a stranger gets %+v, %v", info, err)
+	}
+	if told := k.Status().Told; told != nil {
+		t.Errorf("told is %+v", told)
+	}
+	if told, err := readTold(path); told != nil || err != nil {
+		t.Errorf("written down: %+v, %v", told, err)
+	}
+}
+
+// Who may be the kubelet, though it can't be read, is told of one disk, and hears of one from ImageFsInfo as well.
+func TestKSS2_AKubeletThatCannotBeReadIsNotContradicted(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := split, all, []Kubelet{proved}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	if _, err := k.Info(t.Context(), proved.PID); err != nil {
+		t.Fatal(err)
+	}
+	next := Kubelet{PID: 8, StartTicks: 200, Unread: true}
+	running = []Kubelet{next}
+	k.sources.Kubelet = func(context.Context, int32) (Kubelet, error) {
+		return next, errors.New("its configuration has a key that is not known")
+	}
+	if info, err := k.Info(t.Context(), 8); err != nil || info.Split() {
+		t.Fatalf("told %+v, %v", info, err)
+	}
+	if images, containers, _ := k.Named(now); images != diskA || containers != diskA {
+		t.Errorf("told of one disk, but %v and %v are named", images, containers)
+	}
+	k.look(t.Context(), time.Now())
+	if p := k.Status().Problems; len(p) != 1 || !strings.Contains(p[0], "a key that is not known") {
+		t.Errorf("the status says %q", p)
+	}
+	// One that can't be read and has not asked may have another runtime.
+	running = []Kubelet{{PID: 9, StartTicks: 300, Unread: true}}
+	k.look(t.Context(), time.Now())
+	k.look(t.Context(), time.Now().Add(askGrace))
+	if p := k.Status().Problems; len(p) != 0 {
+		t.Errorf("of another kubelet the status says %q", p)
+	}
+}
+
