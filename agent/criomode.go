@@ -308,15 +308,18 @@ func sameSocket(path string) []string {
 func crioKubelet(s kubelet.Settings) crio.Kubelet {
 	k := crio.Kubelet{PID: int32(s.PID), StartTicks: s.StartTicks, Version: s.Version.Text} //nolint:gosec // the kernel's numbers end at 2^22
 	k.StatsFromCRI, _ = s.Gate(kubelet.GateStatsFromCRI)
-	k.Refused = refusal(s.Version, k.StatsFromCRI)
+	separateGC, known := s.Gate(kubelet.GateSeparateDiskGC)
+	k.Refused = refusal(s.Version, k.StatsFromCRI, separateGC || !known)
 	return k
 }
 
 // refusal says why no split may be reported to a kubelet, empty if it may. docs/compatibility.md is the proof for the versions.
-func refusal(v kubelet.Version, statsFromCRI bool) string {
+func refusal(v kubelet.Version, statsFromCRI, separateGC bool) string {
 	switch {
 	case statsFromCRI:
 		return "its feature gate " + kubelet.GateStatsFromCRI + " is on, with which it measures as if there were one disk: switch the gate off, or use mode cri"
+	case !separateGC:
+		return "its feature gate " + kubelet.GateSeparateDiskGC + " is off, with which it evicts nothing on two disks (LAY-14): switch the gate on, or use mode cri"
 	case !v.Known():
 		return "its version is not known, and an old one would act on the wrong disk: use mode cri"
 	case !v.ProvedWithCRIO():

@@ -1,6 +1,10 @@
 package agent
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -19,23 +23,94 @@ func TestKSS2_ToWhichKubeletsASplitIsReported(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		version kubelet.Version
-		gate    bool
+		gates   string // those that are set
 		want    string // a part of the reason; empty means that it is reported
 	}{
-		{"proved", kubelet.Version{Major: 1, Minor: 37, Patch: 2, Text: "v1.37.2"}, false, ""},
-		{"a distribution's", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.1-gke.7"}, false, ""},
-		{"too old", kubelet.Version{Major: 1, Minor: 31, Text: "v1.31.9"}, false, "v1.31.9"},
-		{"not tried yet", kubelet.Version{Major: 1, Minor: 38, Text: "v1.38.0"}, false, "v1.38.0"},
-		{"unknown", kubelet.Version{}, false, "not known"},
-		{"KSS-18: with the gate", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, true, kubelet.GateStatsFromCRI},
+		{"proved", kubelet.Version{Major: 1, Minor: 37, Patch: 2, Text: "v1.37.2"}, "", ""},
+		{"a distribution's", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.1-gke.7"}, "", ""},
+		{"too old", kubelet.Version{Major: 1, Minor: 31, Text: "v1.31.9"}, "", "v1.31.9"},
+		{"not tried yet", kubelet.Version{Major: 1, Minor: 38, Text: "v1.38.0"}, "", "v1.38.0"},
+		{"unknown", kubelet.Version{}, "", "not known"},
+		{"KSS-18: with the gate", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, "PodAndContainerStatsFromCRI=true", kubelet.GateStatsFromCRI},
+		{"KSS-18: with all gates of that stage", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, "AllBeta=true", kubelet.GateStatsFromCRI},
+		{"without the gate", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, "PodAndContainerStatsFromCRI=false KubeletSeparateDiskGC=true", ""},
+		{"LAY-14: it would evict nothing", kubelet.Version{Major: 1, Minor: 37, Text: "v1.37.2"}, "KubeletSeparateDiskGC=false", kubelet.GateSeparateDiskGC},
+		{"LAY-14: all gates of that stage off", kubelet.Version{Major: 1, Minor: 34, Text: "v1.34.4"}, "AllBeta=false", kubelet.GateSeparateDiskGC},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			got := refusal(tc.version, tc.gate)
+			got := crioKubelet(kubelet.Settings{Version: tc.version, FeatureGates: gates(tc.gates)}).Refused
 			if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) {
 				t.Errorf("refused because %q, want %q", got, tc.want)
 			}
 		})
+	}
+}
+
+func gates(set string) kubelet.Map[bool] {
+	m := kubelet.Map[bool]{Entries: map[string]kubelet.Setting[bool]{}}
+	for one := range strings.FieldsSeq(set) {
+		name, value, _ := strings.Cut(one, "=")
+		m.Entries[name] = kubelet.Setting[bool]{Value: value == "true"}
+	}
+	return m
+}
+
+// Every cAdvisor asks for the disks, and so does whoever tries the socket out. Only what the kubelet is told counts.
+func TestKSS18_WhoAsksForTheDisks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("proc/stat", "btime 1700000000\n")
+	write("tree/bad.yaml", "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nport: [\n")
+	reader := kubelet.Reader{Proc: filepath.Join(dir, "proc")}
+	const ours = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
+	for i, tc := range []struct {
+		name     string
+		args     []string
+		stranger bool
+		err      string // a part of another error
+	}{
+		{"the kubelet", []string{"/usr/bin/kubelet", ours}, false, ""},
+		{"the kubelet under another name", []string{"/opt/kubelet-1.37", ours}, false, ""},
+		{"the kubelet sees the socket elsewhere", []string{"kubelet", "--container-runtime-endpoint=unix:///host/run/crio/crio.sock"}, false, ""},
+		{"a cAdvisor of its own", []string{"/usr/bin/cadvisor", "-logtostderr", "--housekeeping_interval=10s"}, true, ""},
+		{"curl", []string{"curl", "--unix-socket=/run/crio/crio.sock", "--url=http://crio/info"}, true, ""},
+		{"curl with an argument", []string{"curl", "--unix-socket", "/run/crio/crio.sock", "http://crio/info"}, true, ""},
+		{"the kubelet of containerd", []string{"kubelet", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"}, true, ""},
+		{"a kubelet whose file is wrong", []string{"kubelet", "--config=/bad.yaml", ours}, false, "bad.yaml"},
+		{"k3s", []string{"/usr/local/bin/k3s server"}, false, "part of another program"},
+	} {
+		pid := int32(100 + i) //nolint:gosec // a handful
+		of := fmt.Sprintf("proc/%d/", pid)
+		write(of+"cmdline", strings.Join(tc.args, "\x00")+"\x00")
+		write(of+"stat", fmt.Sprintf("%d (x) S 1%s 4242 0\n", pid, strings.Repeat(" 0", 17)))
+		if err := errors.Join(os.Symlink(filepath.Join(dir, "tree"), filepath.Join(dir, of, "root")), os.Symlink("/", filepath.Join(dir, of, "cwd"))); err != nil {
+			t.Fatal(err)
+		}
+		k, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", pid)
+		switch {
+		case tc.stranger:
+			if !errors.Is(err, crio.ErrStranger) {
+				t.Errorf("%s is taken for the kubelet: %+v, %v", tc.name, k, err)
+			}
+		case errors.Is(err, crio.ErrStranger), (err == nil) != (tc.err == ""), err != nil && !strings.Contains(err.Error(), tc.err):
+			t.Errorf("%s: %+v, %v", tc.name, k, err)
+		case k.PID != pid || k.StartTicks != 4242:
+			t.Errorf("%s is process %d of %d", tc.name, k.PID, k.StartTicks)
+		}
+	}
+	if _, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", 4711); !errors.Is(err, crio.ErrStranger) {
+		t.Errorf("one that has ended: %v", err)
+	}
+	if _, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", 0); err == nil || errors.Is(err, crio.ErrStranger) {
+		t.Errorf("one of another PID namespace: %v", err)
 	}
 }
 
