@@ -233,7 +233,7 @@ func whoAsks(ctx context.Context, reader kubelet.Reader, listen string, pid int3
 func unread(reader kubelet.Reader, pid int) crio.Kubelet {
 	ticks, err := reader.Started(pid)
 	if err != nil {
-		return crio.Kubelet{}, err
+		ticks = 0 // it has ended: no process started then
 	}
 	return crio.Kubelet{PID: int32(pid), StartTicks: ticks, Unread: true} //nolint:gosec // the kernel's numbers end at 2^22
 }
@@ -376,14 +376,12 @@ var _ diskstats.Source = told{}
 // Facts implements [diskstats.Source].
 func (t told) Facts() *diskstats.Facts {
 	facts, now := t.observer.Facts(), t.observer.disks()
-	if !now.Known {
-		return facts
-	}
 	images, containers, _ := t.keeper.Named(now)
-	if facts.Images.Mountpoint == images.Mountpoint && facts.Containers.Mountpoint == containers.Mountpoint {
+	if images == now.Images && containers == now.Containers {
 		return facts
 	}
 	changed := *facts
+	changed.Images.Guessed, changed.Containers.Guessed = false, false
 	if containers.Device == images.Device {
 		changed.Containers = changed.Images
 	}

@@ -90,12 +90,17 @@ func (t Told) info(driver criocompat.Driver) criocompat.Info {
 	return i
 }
 
-// pinned returns the disk to name now. A filesystem that the kubelet can't know, because it was mounted after the kubelet had
-// looked, is not named (KSS-19): the old name stays, and the problem says what to do.
+// pinned returns the disk to name now. The kubelet found out at its start on which filesystems images and containers are, and takes
+// all figures from there for the rest of its life (OBS-8): the old name stays, which is what it measures, and the problem says what
+// to do (KSS-19).
 func (t Told) pinned(was, now Disk, what string) (_ Disk, problem string) {
-	if now.Device == was.Device || slices.Contains(t.Devices, now.Device) {
+	if now.Device == was.Device {
 		return now, ""
 	}
-	return was, fmt.Sprintf("%s are on %s now, which was mounted after the kubelet (pid %d) had started and which it can't measure: "+
-		"it is still told %s: restart the kubelet", what, cmp.Or(now.Mountpoint, now.Device), t.Kubelet.PID, was.Mountpoint)
+	why := "which it was not told of and does not measure"
+	if !slices.Contains(t.Devices, now.Device) {
+		why = "which was mounted after it had started and which it can't measure"
+	}
+	return was, fmt.Sprintf("%s are on %s now, %s: the kubelet (pid %d) still measures %s: restart the kubelet",
+		what, cmp.Or(now.Mountpoint, now.Device), why, t.Kubelet.PID, was.Mountpoint)
 }

@@ -185,16 +185,20 @@ func (k *Keeper) Named(now Disks) (images, containers Disk, problems []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	t := k.told
-	if t == nil || !now.Known {
+	switch {
+	case t == nil:
 		return now.Images, now.Containers, nil
-	}
-	if !t.Split {
-		// One disk was named, and one is named on.
-		images, problem := t.pinned(t.Images, now.Images, "images")
-		return images, images, nonEmpty(problem)
+	case !now.Known:
+		return t.Images, t.Containers, nil
 	}
 	images, first := t.pinned(t.Images, now.Images, "images")
+	if t.Unsplit != "" {
+		return images, images, nonEmpty(first) // why containers are not named is said elsewhere
+	}
 	containers, second := t.pinned(t.Containers, now.Containers, "containers")
+	if !t.Split {
+		containers = images // one disk was named, and one is named on
+	}
 	return images, containers, nonEmpty(first, second)
 }
 
@@ -251,12 +255,12 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 			}
 			continue
 		}
+		if r.Unread {
+			continue // it may be another runtime's
+		}
 		m, ok := k.missed[r.PID]
 		if !ok || !m.kubelet.same(r) {
 			m = miss{kubelet: r, since: now}
-		}
-		if r.Unread {
-			continue // it may be another runtime's
 		}
 		missed[r.PID] = m
 		if now.Sub(m.since) >= askGrace {

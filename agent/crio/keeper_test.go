@@ -111,6 +111,52 @@ func TestKSS19_AYoungerFilesystemIsNotNamed(t *testing.T) {
 	}
 }
 
+// A disk that the kubelet knows but was not told of is as little measured: what it measures was settled at its start.
+func TestKSS19_WhatIsMovedIsSaid(t *testing.T) {
+	t.Parallel()
+	known := []string{"8:1", "8:2", "8:3"}
+	refused := proved
+	refused.Refused = "it is too old"
+	for _, tc := range []struct {
+		name               string
+		kubelet            Kubelet
+		told, now          Disks
+		images, containers Disk
+		problems           []string // parts of them
+	}{
+		{"as told", proved, split, split, diskA, diskB, nil},
+		{"by another path", proved, split, Disks{Known: true, Images: Disk{"/also", "8:1"}, Containers: diskB}, Disk{"/also", "8:1"}, diskB, nil},
+		{"the images' disk is gone", proved, split, one, diskA, diskB, []string{"images are on /var/lib/containers now"}},
+		{"images moved", proved, split, Disks{Known: true, Images: diskC, Containers: diskB}, diskA, diskB, []string{"images are on /mnt/new now"}},
+		{"one disk became two", proved, one, split, diskB, diskB, []string{"images are on /var/lib/images now"}},
+		{"containers moved away", proved, one, Disks{Known: true, Images: diskB, Containers: diskC}, diskB, diskB, []string{"containers are on /mnt/new now"}},
+		{"everything moved", proved, one, Disks{Known: true, Images: diskC, Containers: diskC}, diskB, diskB, []string{"images are on", "containers are on"}},
+		{"told of one of two", refused, split, split, diskA, diskA, nil},
+		{"not known, as after a start of cleave", proved, split, Disks{Images: diskC, Containers: diskC}, diskA, diskB, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			now, running := tc.told, []Kubelet{tc.kubelet}
+			k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &known, &running)
+			if _, err := k.Info(t.Context(), tc.kubelet.PID); err != nil {
+				t.Fatal(err)
+			}
+			images, containers, problems := k.Named(tc.now)
+			if images != tc.images || containers != tc.containers {
+				t.Errorf("named %v and %v, want %v and %v", images, containers, tc.images, tc.containers)
+			}
+			if len(problems) != len(tc.problems) {
+				t.Fatalf("problems %q, want %q", problems, tc.problems)
+			}
+			for i, part := range tc.problems {
+				if !strings.Contains(problems[i], part) || !strings.Contains(problems[i], "restart the kubelet") {
+					t.Errorf("problem %q, want %q", problems[i], part)
+				}
+			}
+		})
+	}
+}
+
 // What is told to an unproved kubelet in /info, ImageFsInfo must not contradict.
 func TestKSS2_OneDiskToldIsOneDiskNamed(t *testing.T) {
 	t.Parallel()
@@ -176,32 +222,6 @@ func TestAskingByHandChangesNothing(t *testing.T) {
 	}
 }
 
-func TestNothingKnownIsNoAnswer(t *testing.T) {
-	t.Parallel()
-	now, mounted, running := Disks{}, all, []Kubelet{proved}
-	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
-	defer cancel()
-	if info, err := k.Info(ctx, proved.PID); err == nil {
-		t.Errorf("answered %+v", info)
-	}
-}
-
-func TestRecordThatIsNoneIsTold(t *testing.T) {
-	t.Parallel()
-	for name, text := range map[string]string{"empty": "", "garbage": "{{", "a later version": `{"version": 9}`} {
-		path := filepath.Join(t.TempDir(), "told.json")
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if told, err := readTold(path); err == nil || told != nil {
-			t.Errorf("%s: %+v, %v", name, told, err)
-		}
-	}
-	if told, err := readTold(filepath.Join(t.TempDir(), "none")); err != nil || told != nil {
-		t.Errorf("no file: %+v, %v", told, err)
-	}
-}
 // A stranger that asks before the kubelet does is not taken for it.
 func TestAStrangerIsNotRemembered(t *testing.T) {
 	t.Parallel()
@@ -251,3 +271,29 @@ func TestKSS2_AKubeletThatCannotBeReadIsNotContradicted(t *testing.T) {
 	}
 }
 
+func TestNothingKnownIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := Disks{}, all, []Kubelet{proved}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if info, err := k.Info(ctx, proved.PID); err == nil {
+		t.Errorf("answered %+v", info)
+	}
+}
+
+func TestRecordThatIsNoneIsTold(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"empty": "", "garbage": "{{", "a later version": `{"version": 9}`} {
+		path := filepath.Join(t.TempDir(), "told.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if told, err := readTold(path); err == nil || told != nil {
+			t.Errorf("%s: %+v, %v", name, told, err)
+		}
+	}
+	if told, err := readTold(filepath.Join(t.TempDir(), "none")); err != nil || told != nil {
+		t.Errorf("no file: %+v, %v", told, err)
+	}
+}
