@@ -209,16 +209,31 @@ func (r containerRoots) Root(ctx context.Context, containerID string) (string, e
 
 // kubeletOf reads who a process is that asks for the node's disks.
 func (a *agent) kubeletOf(ctx context.Context, pid int32) (crio.Kubelet, error) {
-	return whoAsks(ctx, kubelet.Reader{}, a.cfg.Listen.Endpoint.Path(), pid)
+	return whoAsks(ctx, kubelet.Reader{}, a.cfg.Listen.Endpoint.Path(), pid, func(path string) (string, error) {
+		fs, err := fsstats.NewProber().FilesystemOf(path)
+		return fs.Device.String(), err
+	})
 }
 
 // whoAsks tells the kubelet from others that look for CRI-O: every cAdvisor does, that of a monitoring pod as well as that of a
-// kubelet with another runtime. Only a kubelet of ours is asked for its version, which means that its program is run.
-func whoAsks(ctx context.Context, reader kubelet.Reader, listen string, pid int32) (crio.Kubelet, error) {
+// kubelet with another runtime. Only a kubelet of ours is asked for its version, which means that its program is run. deviceOf says on
+// which filesystem a path is.
+func whoAsks(ctx context.Context, reader kubelet.Reader, listen string, pid int32, deviceOf func(path string) (string, error)) (crio.Kubelet, error) {
 	settings, err := reader.Read(int(pid))
 	switch {
 	case err == nil && isRuntimeOf(settings, listen):
-		return crioKubelet(versioned(ctx, reader, settings)), nil
+		k := crioKubelet(versioned(ctx, reader, settings))
+		var around kubelet.Facts
+		reader.Surroundings(ctx, settings.PID, &around)
+		if around.SameMounts == nil {
+			return k, nil
+		}
+		k.OtherMounts = !*around.SameMounts
+		// Its nodefs is where its root directory is (OBS-3), whatever cleave's configuration says.
+		if device, err := deviceOf(settings.RootDir.Value); err == nil && !k.OtherMounts {
+			k.NodeDevice = device
+		}
+		return k, nil
 	case err == nil:
 		return crio.Kubelet{}, fmt.Errorf("%w: %s, process %d, has the runtime %q", crio.ErrStranger, reader.NameOf(int(pid)), pid, settings.RuntimeEndpoint.Value)
 	case pid == 0:

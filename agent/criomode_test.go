@@ -69,32 +69,48 @@ func TestKSS18_WhoAsksForTheDisks(t *testing.T) {
 	}
 	write("proc/stat", "btime 1700000000\n")
 	write("tree/bad.yaml", "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nport: [\n")
+	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "proc/self/ns"), 0o755), os.Symlink("mnt:[1]", filepath.Join(dir, "proc/self/ns/mnt"))); err != nil {
+		t.Fatal(err)
+	}
+	devices := func(path string) (string, error) {
+		device, ok := map[string]string{"/var/lib/kubelet": "8:1", "/data/kubelet": "8:7"}[path]
+		if !ok {
+			return "", os.ErrNotExist
+		}
+		return device, nil
+	}
 	reader := kubelet.Reader{Proc: filepath.Join(dir, "proc")}
 	const ours = "--container-runtime-endpoint=unix:///var/run/crio/crio.sock"
 	for i, tc := range []struct {
 		name     string
 		args     []string
+		mounts   string // its mount namespace; ours is 1
 		stranger bool
 		err      string // a part of another error
+		device   string
 	}{
-		{"the kubelet", []string{"/usr/bin/kubelet", ours}, false, ""},
-		{"the kubelet under another name", []string{"/opt/kubelet-1.37", ours}, false, ""},
-		{"the kubelet sees the socket elsewhere", []string{"kubelet", "--container-runtime-endpoint=unix:///host/run/crio/crio.sock"}, false, ""},
-		{"a cAdvisor of its own", []string{"/usr/bin/cadvisor", "-logtostderr", "--housekeeping_interval=10s"}, true, ""},
-		{"curl", []string{"curl", "--unix-socket=/run/crio/crio.sock", "--url=http://crio/info"}, true, ""},
-		{"curl with an argument", []string{"curl", "--unix-socket", "/run/crio/crio.sock", "http://crio/info"}, true, ""},
-		{"the kubelet of containerd", []string{"kubelet", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"}, true, ""},
-		{"a kubelet whose file is wrong", []string{"kubelet", "--config=/bad.yaml", ours}, false, "bad.yaml"},
-		{"k3s", []string{"/usr/local/bin/k3s server"}, false, "part of another program"},
+		{"the kubelet", []string{"/usr/bin/kubelet", ours}, "1", false, "", "8:1"},
+		{"the kubelet under another name", []string{"/opt/kubelet-1.37", ours}, "1", false, "", "8:1"},
+		{"the kubelet sees the socket elsewhere", []string{"kubelet", "--container-runtime-endpoint=unix:///host/run/crio/crio.sock"}, "1", false, "", "8:1"},
+		{"the kubelet with a disk of its own", []string{"kubelet", ours, "--root-dir=/data/kubelet"}, "1", false, "", "8:7"},
+		{"the kubelet with other mounts", []string{"kubelet", ours}, "2", false, "", ""},
+		{"the kubelet without a root directory yet", []string{"kubelet", ours, "--root-dir=/nowhere"}, "1", false, "", ""},
+		{"a cAdvisor of its own", []string{"/usr/bin/cadvisor", "-logtostderr", "--housekeeping_interval=10s"}, "1", true, "", ""},
+		{"curl", []string{"curl", "--unix-socket=/run/crio/crio.sock", "--url=http://crio/info"}, "1", true, "", ""},
+		{"curl with an argument", []string{"curl", "--unix-socket", "/run/crio/crio.sock", "http://crio/info"}, "1", true, "", ""},
+		{"the kubelet of containerd", []string{"kubelet", "--container-runtime-endpoint=unix:///run/containerd/containerd.sock"}, "1", true, "", ""},
+		{"a kubelet whose file is wrong", []string{"kubelet", "--config=/bad.yaml", ours}, "1", false, "bad.yaml", ""},
+		{"k3s", []string{"/usr/local/bin/k3s server"}, "1", false, "part of another program", ""},
 	} {
 		pid := int32(100 + i) //nolint:gosec // a handful
 		of := fmt.Sprintf("proc/%d/", pid)
 		write(of+"cmdline", strings.Join(tc.args, "\x00")+"\x00")
 		write(of+"stat", fmt.Sprintf("%d (x) S 1%s 4242 0\n", pid, strings.Repeat(" 0", 17)))
-		if err := errors.Join(os.Symlink(filepath.Join(dir, "tree"), filepath.Join(dir, of, "root")), os.Symlink("/", filepath.Join(dir, of, "cwd"))); err != nil {
+		if err := errors.Join(os.Mkdir(filepath.Join(dir, of, "ns"), 0o755), os.Symlink("mnt:["+tc.mounts+"]", filepath.Join(dir, of, "ns/mnt")),
+			os.Symlink(filepath.Join(dir, "tree"), filepath.Join(dir, of, "root")), os.Symlink("/", filepath.Join(dir, of, "cwd"))); err != nil {
 			t.Fatal(err)
 		}
-		k, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", pid)
+		k, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", pid, devices)
 		switch {
 		case tc.stranger:
 			if !errors.Is(err, crio.ErrStranger) {
@@ -102,14 +118,14 @@ func TestKSS18_WhoAsksForTheDisks(t *testing.T) {
 			}
 		case errors.Is(err, crio.ErrStranger), (err == nil) != (tc.err == ""), err != nil && !strings.Contains(err.Error(), tc.err):
 			t.Errorf("%s: %+v, %v", tc.name, k, err)
-		case k.PID != pid || k.StartTicks != 4242:
-			t.Errorf("%s is process %d of %d", tc.name, k.PID, k.StartTicks)
+		case k.PID != pid || k.StartTicks != 4242 || k.OtherMounts != (tc.mounts == "2") || k.NodeDevice != tc.device:
+			t.Errorf("%s is %+v", tc.name, k)
 		}
 	}
-	if _, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", 4711); !errors.Is(err, crio.ErrStranger) {
+	if _, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", 4711, devices); !errors.Is(err, crio.ErrStranger) {
 		t.Errorf("one that has ended: %v", err)
 	}
-	if _, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", 0); err == nil || errors.Is(err, crio.ErrStranger) {
+	if _, err := whoAsks(t.Context(), reader, "/run/crio/crio.sock", 0, devices); err == nil || errors.Is(err, crio.ErrStranger) {
 		t.Errorf("one of another PID namespace: %v", err)
 	}
 }

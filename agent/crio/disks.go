@@ -14,7 +14,7 @@ type Disks struct {
 	Known bool
 	// Images and Containers are where image layers and writable layers are.
 	Images, Containers Disk
-	// NodeDevice is the filesystem of the kubelet's root directory.
+	// NodeDevice is the filesystem of the kubelet's root directory as cleave is configured. The kubelet's own goes first.
 	NodeDevice string
 }
 
@@ -43,6 +43,10 @@ type Kubelet struct {
 	Refused string
 	// Unread says that its settings can't be read, so that its runtime may be another than cleave.
 	Unread bool
+	// NodeDevice is the filesystem of its root directory, empty while unknown.
+	NodeDevice string
+	// OtherMounts says that it has another mount namespace than cleave.
+	OtherMounts bool
 }
 
 // same says whether two are the same process.
@@ -68,7 +72,7 @@ func decide(k Kubelet, d Disks, mounted []string) Told {
 	t := Told{Kubelet: k, Split: d.Split(), Images: d.Images, Containers: d.Containers, Devices: mounted}
 	switch {
 	case !t.Split:
-	case d.Containers.Device != d.NodeDevice:
+	case d.Containers.Device != cmp.Or(k.NodeDevice, d.NodeDevice):
 		// With a third disk the kubelet would act on the wrong one (LAY-13).
 		t.Unsplit = "containers are on a disk of their own, apart from the kubelet's root directory and from images; " +
 			"the kubelet can't handle three disks: put containers on the kubelet's disk, or use mode cri"

@@ -250,6 +250,10 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 			if k.told.Unsplit != "" {
 				problems = append(problems, fmt.Sprintf("the kubelet (pid %d) is told of one disk though there are two: %s", r.PID, k.told.Unsplit))
 			}
+			if k.told.Kubelet.OtherMounts {
+				problems = append(problems, fmt.Sprintf("the kubelet (pid %d) is in another mount namespace than cleave: it does not see the roots that cleave "+
+					"makes for containers on overlayfs, takes their writable layers for empty, and limits and evicts by that: run both in one mount namespace", r.PID))
+			}
 			if wrong := k.summary.problem(now); wrong != "" && k.summary.kubelet.same(r) {
 				problems = append(problems, wrong)
 			}

@@ -29,6 +29,8 @@ func TestKSS3_WhatAKubeletIsTold(t *testing.T) {
 	t.Parallel()
 	refused := proved
 	refused.Refused = "it is too old"
+	elsewhere, here := proved, proved
+	elsewhere.NodeDevice, here.NodeDevice = "8:9", "8:3"
 	for _, tc := range []struct {
 		name    string
 		kubelet Kubelet
@@ -43,6 +45,9 @@ func TestKSS3_WhatAKubeletIsTold(t *testing.T) {
 		{"KSS-2: a kubelet that is not proved", refused, split, criocompat.Info{StorageRoot: "/var/lib/images"}, "too old"},
 		{"LAY-13: three disks", proved, Disks{Known: true, Images: diskA, Containers: diskC, NodeDevice: "8:2"},
 			criocompat.Info{StorageRoot: "/var/lib/images"}, "three disks"},
+		{"LAY-13: the kubelet's root directory is elsewhere than cleave thinks", elsewhere, split, criocompat.Info{StorageRoot: "/var/lib/images"}, "three disks"},
+		{"the kubelet's root directory is with containers, though cleave thinks otherwise", here, Disks{Known: true, Images: diskA, Containers: diskC, NodeDevice: "8:2"},
+			criocompat.Info{StorageRoot: "/mnt/new", StorageImage: "/var/lib/images"}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -172,6 +177,21 @@ func TestKSS2_OneDiskToldIsOneDiskNamed(t *testing.T) {
 	}
 	k.look(t.Context(), time.Now())
 	if p := k.Status().Problems; len(p) != 1 || !strings.Contains(p[0], "too old") {
+		t.Errorf("the status says %q", p)
+	}
+}
+
+func TestAKubeletWithOtherMountsIsSaid(t *testing.T) {
+	t.Parallel()
+	apart := proved
+	apart.OtherMounts = true
+	now, mounted, running := split, all, []Kubelet{apart}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	if _, err := k.Info(t.Context(), apart.PID); err != nil {
+		t.Fatal(err)
+	}
+	k.look(t.Context(), time.Now())
+	if p := k.Status().Problems; len(p) != 1 || !strings.Contains(p[0], "mount namespace") {
 		t.Errorf("the status says %q", p)
 	}
 }
