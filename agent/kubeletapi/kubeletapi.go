@@ -10,6 +10,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
 	"strconv"
 
 	"k8s.io/client-go/rest"
@@ -40,7 +43,7 @@ type Client struct {
 
 // Summary is /stats/summary of the kubelet with these settings.
 //
-// It asks only a port on which that very process listens, so credentials reach nobody else. Errors are ErrNoServer, ErrNotAllowed,
+// It asks only an address and port on which that very process listens, so credentials reach nobody else. Errors are ErrNoServer, ErrNotAllowed,
 // and whatever keeps an answer from coming or from being understood.
 func (c Client) Summary(ctx context.Context, s kubelet.Settings) (stats.Summary, error) {
 	var out stats.Summary
@@ -88,14 +91,15 @@ func (c Client) reach(s kubelet.Settings) (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoServer, err)
 	}
-	if port := s.ReadOnlyPort.Value; open[port] {
-		return &rest.Config{Host: "http://" + net.JoinHostPort(host(s.Address.Value), strconv.Itoa(int(port)))}, nil
+	address := host(s.Address.Value)
+	if port := s.ReadOnlyPort.Value; listens(open[port], address) {
+		return &rest.Config{Host: "http://" + net.JoinHostPort(address, strconv.Itoa(int(port))), Proxy: noProxy}, nil
 	}
 	port := s.Port.Value
-	if !open[port] {
-		return nil, fmt.Errorf("%w: it does not listen on port %d", ErrNoServer, port)
+	if !listens(open[port], address) {
+		return nil, fmt.Errorf("%w: it does not listen on %s", ErrNoServer, net.JoinHostPort(address, strconv.Itoa(int(port))))
 	}
-	config := &rest.Config{}
+	config := &rest.Config{Proxy: noProxy}
 	switch {
 	case c.TokenFile != "":
 		config.BearerTokenFile = c.TokenFile
@@ -107,10 +111,20 @@ func (c Client) reach(s kubelet.Settings) (*rest.Config, error) {
 		config.BearerToken, config.BearerTokenFile = own.BearerToken, own.BearerTokenFile
 		config.TLSClientConfig = own.TLSClientConfig
 	}
-	config.Host = "https://" + net.JoinHostPort(host(s.Address.Value), strconv.Itoa(int(port)))
+	config.Host = "https://" + net.JoinHostPort(address, strconv.Itoa(int(port)))
 	// The kubelet's certificate is usually its own; that it is the kubelet who listens is known from the kernel.
 	config.Insecure, config.CAFile, config.CAData, config.ServerName = true, "", nil, ""
 	return config, nil
+}
+
+// noProxy keeps the environment out: a proxy would be another listener, and the certificate is not looked at.
+func noProxy(*http.Request) (*url.URL, error) { return nil, nil }
+
+// listens says whether a process that listens on addresses is reached at another: on the very address, or on all. Somebody else may
+// listen on the same port of another one.
+func listens(on []netip.Addr, address string) bool {
+	to, err := netip.ParseAddr(address)
+	return err == nil && slices.ContainsFunc(on, func(a netip.Addr) bool { return a.IsUnspecified() || a.Unmap() == to.Unmap() })
 }
 
 // host is the address to connect to for one that is listened on.

@@ -1,6 +1,7 @@
 package kubeletapi
 
 import (
+	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -115,5 +116,61 @@ contexts: [{name: c, context: {cluster: c, user: c}}]
 				t.Errorf("got %+v", s.Node.Runtime)
 			}
 		})
+	}
+}
+
+// Credentials go to the kubelet alone: not to who listens on its port of another address, and not to a proxy that the environment names.
+func TestNobodyElseIsAsked(t *testing.T) {
+	t.Parallel()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, summary) }))
+	if err := server.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.Listener = listener
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	s := kubeletOf(t, server, false)
+	for _, address := range []string{"", "0.0.0.0", "127.0.0.1", "::", "::1", "127.0.0.3"} {
+		s.Address.Value = address
+		if _, err := (Client{}).Summary(t.Context(), s); !errors.Is(err, ErrNoServer) {
+			t.Errorf("at %q, where it does not listen: %v", address, err)
+		}
+	}
+	s.Address.Value = "127.0.0.2"
+	if _, err := (Client{}).Summary(t.Context(), s); err != nil {
+		t.Errorf("where it listens: %v", err)
+	}
+	config, err := Client{}.reach(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if config.Proxy == nil {
+		t.Fatal("a proxy is taken from the environment")
+	}
+	if proxy, err := config.Proxy(nil); proxy != nil || err != nil {
+		t.Errorf("by way of %v, %v", proxy, err)
+	}
+}
+
+func TestParseLocal(t *testing.T) {
+	t.Parallel()
+	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
+		t.Skip("the texts are those of a machine with the other order of bytes")
+	}
+	for text, want := range map[string]string{
+		"0100007F:280A":                         "127.0.0.1:10250",
+		"00000000:2907":                         "0.0.0.0:10503",
+		"00000000000000000000000001000000:280A": "[::1]:10250",
+		"0000000000000000FFFF00000100007F:280A": "[::ffff:127.0.0.1]:10250",
+		"":                                      "", ":": "", "0100007F": "", "0100007:280A": "", "0100007F00:280A": "", "0100007G:280A": "", "0100007F:1280A": "",
+	} {
+		got, ok := parseLocal(text)
+		if ok != (want != "") || ok && got.String() != want {
+			t.Errorf("%q is %v, %v, want %q", text, got, ok, want)
+		}
 	}
 }
