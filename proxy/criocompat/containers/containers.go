@@ -71,9 +71,18 @@ func New(runtime Runtime, roots Roots) *Containers {
 
 // Created announces a container that the runtime is about to create. It does not
 // block: it is for the NRI plugin, which has to answer at once.
+//
+// Those that were announced long ago are forgotten: cAdvisor asks at once for a new
+// container, and for the sake of one that it asks for later the list is asked for.
 func (c *Containers) Created(containerID string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for id, at := range c.announced {
+		if time.Since(at) > expected {
+			delete(c.announced, id)
+			delete(c.known, criocompat.Alias(id))
+		}
+	}
 	c.known[criocompat.Alias(containerID)] = containerID
 	c.announced[containerID] = time.Now()
 }

@@ -216,6 +216,27 @@ func TestAnnounced(t *testing.T) {
 }
 
 // A runtime that is down or hangs ends the question in time, and what is known stays.
+// A node on which cAdvisor never asks for a list makes containers for months.
+func TestAnnouncedAreForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		c := New(f, roots{})
+		for i := range 1000 {
+			c.Created(fmt.Sprint(i))
+			time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock
+		}
+		if known, announced := len(c.known), len(c.announced); known > 130 || announced > 130 {
+			t.Errorf("%d containers are known and %d announced, and each is long gone", known, announced)
+		}
+		// One that is there nevertheless is found.
+		f.add("0", &runtimeapi.ContainerStatus{})
+		if got, err := c.Container(t.Context(), criocompat.Alias("0")); err != nil || got.Name != "0" {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+}
+
 func TestRuntimeThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
