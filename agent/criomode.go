@@ -14,6 +14,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
@@ -343,16 +345,21 @@ func refusal(v kubelet.Version, statsFromCRI, separateGC bool) string {
 	return ""
 }
 
-// cgroupDriver asks the runtime how it makes cgroups, until it has said so once.
+// driverPause is the pause before the runtime is asked again that broke off.
+const driverPause = 100 * time.Millisecond
+
+// cgroupDriver asks the runtime how it makes cgroups, until it has said so once. A runtime that is away, hangs or is restarted meanwhile
+// has until ctx ends: the kubelet that waits for the answer never asks again (KSS-18).
 func cgroupDriver(conn grpc.ClientConnInterface) func(context.Context) (criocompat.Driver, error) {
 	var known atomic.Pointer[criocompat.Driver]
 	return func(ctx context.Context) (criocompat.Driver, error) {
 		if d := known.Load(); d != nil {
 			return *d, nil
 		}
-		ctx, cancel := context.WithTimeout(ctx, askTimeout)
-		defer cancel()
 		answer, err := runtimeapi.NewRuntimeServiceClient(conn).RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}, grpc.WaitForReady(true))
+		for status.Code(err) == codes.Unavailable && sleep(ctx, driverPause, nil) {
+			answer, err = runtimeapi.NewRuntimeServiceClient(conn).RuntimeConfig(ctx, &runtimeapi.RuntimeConfigRequest{}, grpc.WaitForReady(true))
+		}
 		if err != nil {
 			return "", err
 		}

@@ -1,19 +1,27 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/crio"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/proxy/criocompat"
 	"github.com/cleave-cri/cleave/proxy/criocompat/nriplugin"
 	"github.com/cleave-cri/cleave/web"
 )
@@ -177,4 +185,48 @@ Its summary does not have them as they are: it has no imageFs
 	if got := s.values().SummaryRight; got != nil {
 		t.Errorf("a summary that can't be seen is %v", *got)
 	}
+}
+
+// restarting is a runtime that takes no call at first and breaks off the next ones.
+type restarting struct {
+	grpc.ClientConnInterface
+	away   time.Duration
+	breaks int
+	calls  int
+}
+
+func (r *restarting) Invoke(ctx context.Context, _ string, _, reply any, _ ...grpc.CallOption) error {
+	if r.calls++; r.calls == 1 && !sleep(ctx, r.away, nil) {
+		return status.FromContextError(ctx.Err()).Err()
+	}
+	if r.calls <= r.breaks {
+		return status.Error(codes.Unavailable, "broken off")
+	}
+	if answer, ok := reply.(*runtimeapi.RuntimeConfigResponse); ok {
+		answer.Linux = &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_CGROUPFS}
+	}
+	return nil
+}
+
+// KSS-18: a kubelet that is started while containerd is, gets its answer nevertheless.
+func TestTheDriverIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		r := &restarting{away: 20 * time.Second, breaks: 3}
+		ask := cgroupDriver(r)
+		if driver, err := ask(ctx); err != nil || driver != criocompat.Cgroupfs {
+			t.Errorf("got %q, %v", driver, err)
+		}
+		if _, err := ask(ctx); err != nil || r.calls != 4 {
+			t.Errorf("%d calls, %v", r.calls, err)
+		}
+		if driver, err := cgroupDriver(&restarting{away: time.Hour})(ctx); err == nil {
+			t.Errorf("one that never comes says %q", driver)
+		}
+		if ctx.Err() == nil {
+			t.Error("it was given up early")
+		}
+	})
 }
