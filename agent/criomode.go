@@ -158,14 +158,11 @@ func summaryOf(client kubeletapi.Client) func(context.Context, int32) (crio.Figu
 	return func(ctx context.Context, pid int32) (crio.Figures, error) {
 		settings, err := kubelet.Reader{}.Read(int(pid))
 		if err != nil {
-			return crio.Figures{}, err
+			return crio.Figures{}, fmt.Errorf("%w: %w", crio.ErrNotAllowed, err)
 		}
 		summary, err := client.Summary(ctx, settings)
-		if errors.Is(err, kubeletapi.ErrNotAllowed) {
-			return crio.Figures{}, fmt.Errorf("%w: %w: name a token that may get nodes/stats, in crio.kubeletTokenFile", crio.ErrNotAllowed, err)
-		}
 		if err != nil {
-			return crio.Figures{}, err
+			return crio.Figures{}, unseen(err)
 		}
 		var f crio.Figures
 		if r := summary.Node.Runtime; r != nil {
@@ -173,6 +170,17 @@ func summaryOf(client kubeletapi.Client) func(context.Context, int32) (crio.Figu
 		}
 		return f, nil
 	}
+}
+
+// unseen tells a summary that can't be seen, of which nothing is concluded, from one that the kubelet can't make.
+func unseen(err error) error {
+	switch {
+	case errors.Is(err, kubeletapi.ErrNotAllowed), errors.Is(err, kubeletapi.ErrNoCredentials):
+		return fmt.Errorf("%w: %w: name a token that may get nodes/stats, in crio.kubeletTokenFile", crio.ErrNotAllowed, err)
+	case errors.Is(err, kubeletapi.ErrNoServer):
+		return fmt.Errorf("%w: %w", crio.ErrNotAllowed, err)
+	}
+	return err
 }
 
 func capacityOf(fs *stats.FsStats) uint64 {

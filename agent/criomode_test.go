@@ -18,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/crio"
+	"github.com/cleave-cri/cleave/agent/kubeletapi"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/fsstats"
@@ -184,6 +185,19 @@ Its summary does not have them as they are: it has no imageFs
 	s.Kubelet.Summary.Unknown = "it does not show it"
 	if got := s.values().SummaryRight; got != nil {
 		t.Errorf("a summary that can't be seen is %v", *got)
+	}
+}
+
+// What can't be seen is no reason to restart the kubelet.
+func TestASummaryThatCannotBeSeenIsNotWrong(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{kubeletapi.ErrNotAllowed, kubeletapi.ErrNoCredentials, kubeletapi.ErrNoServer} {
+		if got := unseen(fmt.Errorf("ask: %w", err)); !errors.Is(got, crio.ErrNotAllowed) || !errors.Is(got, err) {
+			t.Errorf("%v becomes %v", err, got)
+		}
+	}
+	if failed := errors.New("it answers 500"); errors.Is(unseen(failed), crio.ErrNotAllowed) {
+		t.Error("a summary that fails is taken for one that is not shown")
 	}
 }
 

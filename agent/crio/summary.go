@@ -18,7 +18,7 @@ var ErrNotAllowed = errors.New("the kubelet does not show its summary")
 
 const (
 	// summaryGrace is how long a kubelet has, after it was told of the disks, until its summary has to be right: it measures once in
-	// 10 s and asks the runtime each minute at most.
+	// 10 s and asks the runtime each minute at most. Later it is how long it has to be wrong: a busy kubelet may not answer in time.
 	summaryGrace = 90 * time.Second
 	// summaryPeriod is how often a summary that was right is looked at again: it fails altogether after some changes of mounts (KSS-19).
 	summaryPeriod = 5 * time.Minute
@@ -33,20 +33,23 @@ type looked struct {
 	kubelet Kubelet
 	// since is when it was first looked at, at when last, rightAt when it was last right; zero before.
 	since, at, rightAt time.Time
+	// wrongFrom is when the row of looks began in which it was wrong; zero if the last one was not.
+	wrongFrom time.Time
 	// wrong says what was wrong the last time, and unknown why it could not be looked at.
 	wrong, unknown string
 }
 
 // due says whether it is time to look.
 func (l looked) due(now time.Time) bool {
-	return l.at.IsZero() || l.wrong != "" || l.unknown == "" && l.rightAt.IsZero() || now.Sub(l.at) >= summaryPeriod
+	starting := l.rightAt.IsZero() && (l.unknown == "" || now.Sub(l.since) < summaryGrace)
+	return l.at.IsZero() || l.wrong != "" || starting || now.Sub(l.at) >= summaryPeriod
 }
 
 // problem says what is wrong for longer than a start takes, for people; empty if nothing is.
 func (l looked) problem(now time.Time) string {
-	from := l.since
-	if !l.rightAt.IsZero() {
-		from = l.rightAt
+	from := l.wrongFrom
+	if l.rightAt.IsZero() {
+		from = l.since
 	}
 	if l.wrong == "" || now.Sub(from) < summaryGrace {
 		return ""
@@ -66,6 +69,12 @@ func (l looked) next(now time.Time, told Told, capacity func(device string) (uin
 		if l.wrong = differs(told, capacity, got); l.wrong == "" {
 			l.rightAt = now
 		}
+	}
+	switch {
+	case l.wrong == "":
+		l.wrongFrom = time.Time{}
+	case l.wrongFrom.IsZero():
+		l.wrongFrom = now
 	}
 	return l
 }

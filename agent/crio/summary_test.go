@@ -67,6 +67,36 @@ func TestKSS18_TheSummaryIsLookedAt(t *testing.T) {
 	}
 }
 
+// A kubelet whose server is not there yet is asked again soon, and one that never shows its summary is left in peace.
+func TestSummaryThatIsNotShownYet(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := split, all, []Kubelet{proved}
+	k := keeperOf(t, filepath.Join(t.TempDir(), "told.json"), &now, &mounted, &running)
+	asked := 0
+	k.sources.Summary = func(context.Context, int32) (Figures, error) { asked++; return Figures{}, ErrNotAllowed }
+	if _, err := k.Info(t.Context(), proved.PID); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Now()
+	for range 2 {
+		at = at.Add(WatchPeriod)
+		k.look(t.Context(), at)
+	}
+	if asked != 2 {
+		t.Errorf("asked %d times while it starts, want 2", asked)
+	}
+	for range 3 {
+		at = at.Add(summaryGrace)
+		k.look(t.Context(), at)
+	}
+	if asked != 2 {
+		t.Errorf("asked %d times, want no more than while it starts", asked)
+	}
+	if s := k.Status(); len(s.Problems) != 0 || s.Summary.Unknown == "" {
+		t.Errorf("got %+v", s)
+	}
+}
+
 // A summary that was right is asked for rarely, one that is not soon again, and another kubelet's anew.
 func TestSummaryIsAskedForWhenItMatters(t *testing.T) {
 	t.Parallel()
@@ -96,10 +126,13 @@ func TestSummaryIsAskedForWhenItMatters(t *testing.T) {
 	look(summaryPeriod, 4)
 	figures = Figures{}
 	look(summaryPeriod, 5)
-	if p := k.Status().Problems; len(p) != 1 {
-		t.Errorf("after it was wrong for %s: %q", summaryPeriod, p)
+	if p := k.Status().Problems; len(p) != 0 {
+		t.Errorf("after it was wrong once: %q", p)
 	}
-	look(WatchPeriod, 6)
+	look(summaryGrace, 6)
+	if p := k.Status().Problems; len(p) != 1 {
+		t.Errorf("after it was wrong for %s: %q", summaryGrace, p)
+	}
 	figures = Figures{ImagesBytes: 10, ContainersBytes: 10}
 	look(WatchPeriod, 7)
 	if p := k.Status().Problems; len(p) != 0 {

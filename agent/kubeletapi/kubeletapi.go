@@ -25,6 +25,8 @@ import (
 var (
 	// ErrNotAllowed says that the kubelet does not answer us, though it is there.
 	ErrNotAllowed = errors.New("the kubelet does not allow it")
+	// ErrNoCredentials says that there are none that can be used for asking it.
+	ErrNoCredentials = errors.New("there are no credentials to ask with")
 	// ErrNoServer says that the kubelet listens on no port that is known.
 	ErrNoServer = errors.New("the kubelet's server is not there")
 )
@@ -43,8 +45,8 @@ type Client struct {
 
 // Summary is /stats/summary of the kubelet with these settings.
 //
-// It asks only an address and port on which that very process listens, so credentials reach nobody else. Errors are ErrNoServer, ErrNotAllowed,
-// and whatever keeps an answer from coming or from being understood.
+// It asks only an address and port on which that very process listens, so credentials reach nobody else. Errors are ErrNoServer,
+// ErrNoCredentials, ErrNotAllowed, and whatever keeps an answer from coming or from being understood.
 func (c Client) Summary(ctx context.Context, s kubelet.Settings) (stats.Summary, error) {
 	var out stats.Summary
 	if err := c.get(ctx, s, "/stats/summary", &out); err != nil {
@@ -60,7 +62,7 @@ func (c Client) get(ctx context.Context, s kubelet.Settings, path string, into a
 	}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return fmt.Errorf("use its credentials: %w", err)
+		return fmt.Errorf("%w: %w", ErrNoCredentials, err)
 	}
 	defer client.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path, nil)
@@ -105,8 +107,11 @@ func (c Client) reach(s kubelet.Settings) (*rest.Config, error) {
 		config.BearerTokenFile = c.TokenFile
 	case s.Kubeconfig.Value != "":
 		own, err := clientcmd.BuildConfigFromFlags("", s.Kubeconfig.Value)
+		if err == nil {
+			err = rest.LoadTLSFiles(own) // given by name, client-go would watch them in the background
+		}
 		if err != nil {
-			return nil, fmt.Errorf("use the kubelet's own credentials, %s: %w", s.Kubeconfig.Value, err)
+			return nil, fmt.Errorf("%w: use the kubelet's own, %s: %w", ErrNoCredentials, s.Kubeconfig.Value, err)
 		}
 		config.BearerToken, config.BearerTokenFile = own.BearerToken, own.BearerTokenFile
 		config.TLSClientConfig = own.TLSClientConfig

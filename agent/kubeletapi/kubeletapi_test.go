@@ -94,7 +94,14 @@ contexts: [{name: c, context: {cluster: c, user: c}}]
 			s := kubeletOf(t, secure, false)
 			s.Kubeconfig.Value = "/nowhere/kubeconfig"
 			return s
-		}(), fails: true},
+		}(), want: ErrNoCredentials},
+		{name: "a key with a passphrase", settings: func() kubelet.Settings {
+			s := kubeletOf(t, secure, false)
+			key := write("client.pem", "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n")
+			s.Kubeconfig.Value = write("kubeconfig", fmt.Sprintf("{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: c}}], "+
+				"clusters: [{name: c, cluster: {server: \"https://192.0.2.1\"}}], users: [{name: c, user: {client-certificate: %q, client-key: %q}}]}", key, key))
+			return s
+		}(), want: ErrNoCredentials},
 		{name: "no server", settings: closed, want: ErrNoServer},
 		{name: "another process listens there", settings: another, want: ErrNoServer},
 		{name: "half an answer", settings: kubeletOf(t, broken, true), fails: true},
