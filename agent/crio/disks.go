@@ -3,6 +3,7 @@ package crio
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
 	"slices"
 
 	"github.com/cleave-cri/cleave/proxy/criocompat"
@@ -25,6 +26,8 @@ type Disk struct {
 	// Device identifies the filesystem: major and minor number as in the mount table.
 	Device string `json:"device"`
 }
+
+func (d Disk) complete() bool { return filepath.IsAbs(d.Mountpoint) && d.Device != "" }
 
 // Split says that images and containers are on different filesystems.
 func (d Disks) Split() bool { return d.Known && d.Images.Device != d.Containers.Device }

@@ -113,6 +113,9 @@ func readTold(path string) (*Told, error) {
 	if r.Version != recordVersion {
 		return nil, fmt.Errorf("read %s: it has version %d, this cleave knows %d", path, r.Version, recordVersion)
 	}
+	if t := r.Told; t == nil || !t.Images.complete() || !t.Containers.complete() {
+		return nil, fmt.Errorf("read %s: it does not say what was told", path)
+	}
 	return r.Told, nil
 }
 

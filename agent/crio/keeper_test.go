@@ -304,7 +304,11 @@ func TestNothingKnownIsNoAnswer(t *testing.T) {
 
 func TestRecordThatIsNoneIsTold(t *testing.T) {
 	t.Parallel()
-	for name, text := range map[string]string{"empty": "", "garbage": "{{", "a later version": `{"version": 9}`} {
+	for name, text := range map[string]string{"empty": "", "garbage": "{{", "a later version": `{"version": 9}`,
+		// With what it does not say the kubelet would be named nothing, and be blind.
+		"nothing told": `{"version": 1}`, "no disks": `{"version": 1, "told": {"split": true}}`,
+		"half of it": `{"version": 1, "told": {"split": true, "images": {"mountpoint": "/i", "device": "8:1"}, "containers": {"mountpoint": "c", "device": "8:2"}}}`,
+	} {
 		path := filepath.Join(t.TempDir(), "told.json")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
