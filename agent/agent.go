@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -20,7 +21,7 @@ import (
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/fsstats"
-	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/proxy"
 	"github.com/cleave-cri/cleave/proxy/criocompat"
 	"github.com/cleave-cri/cleave/proxy/diskstats"
@@ -80,6 +81,7 @@ type agent struct {
 	upstream *grpc.ClientConn
 	proxy    *proxy.Server
 	observer *observer
+	watcher  *fsstats.Watcher
 	crio     *crioMode // nil in other modes
 	metrics  http.Handler
 }
@@ -181,12 +183,23 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 	if a.opt.Passthrough {
 		return c, nil
 	}
-	a.observer = newObserver(a.cfg, observed{
+	var err error
+	if a.watcher, err = fsstats.NewWatcher(); err != nil {
+		return c, err
+	}
+	a.observer, err = newObserver(a.cfg, observed{
 		store:       snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace),
-		filesystems: fsstats.NewProber(),
+		filesystems: a.watcher.Prober(),
+		layouts:     a.watcher,
 		mountpoints: mountpoints(a.upstream),
-		walk:        walk.Measure,
+		workloads:   askWorkloads(a.upstream),
+		pid:         askPID(a.upstream, a.cfg.Runtime.Namespace),
+		measure:     index.Walk,
+		stateFile:   filepath.Join(a.cfg.StateDir, indexFile),
 	}, a.log.Named("observer"))
+	if err != nil {
+		return c, err
+	}
 	a.observer.prime()
 	var facts diskstats.Source = a.observer
 	switch a.cfg.Mode {
@@ -196,7 +209,6 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 		if reason := threeDisks(a.observer.newest.Load().layout); reason != "" {
 			return c, fmt.Errorf("serve in mode crio: %s: %s", reason, threeDisksRemedy)
 		}
-		var err error
 		if a.crio, err = a.openCRIO(); err != nil {
 			return c, err
 		}
@@ -272,6 +284,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	select {
 	case <-observed:
 	case <-hung.C:
+		a.watcher = nil // it may still be used
 		a.log.Warn("a measurement hangs and is left behind; look for a file system that does not answer")
 	}
 	return errors.Join(err, removed)
@@ -363,6 +376,9 @@ func (a *agent) notify(state string) {
 
 func (a *agent) close() error {
 	var errs []error
+	if a.watcher != nil {
+		errs = append(errs, a.watcher.Close())
+	}
 	if a.upstream != nil {
 		errs = append(errs, a.upstream.Close())
 	}
@@ -391,7 +407,9 @@ func (a *agent) status(ctx context.Context) Status {
 		Runtime:     runtimeStatus(ctx, a.upstream, a.cfg.Runtime.Endpoint.String()),
 		Layout:      p.layout.Kind(),
 		Roles:       p.layout.Places,
+		Stuck:       stuckRoles(p),
 		Filesystems: filesystemsOf(p),
+		Pods:        p.pods,
 		Problem:     p.problem,
 		Proxy:       a.proxy.Counters(),
 		Memory:      memoryStatus(),
@@ -406,6 +424,9 @@ func (a *agent) status(ctx context.Context) Status {
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt
 		s.MeasureSeconds = p.cost.Seconds()
+	}
+	if !p.since.IsZero() {
+		s.FiguresSince = &p.since
 	}
 	return s
 }

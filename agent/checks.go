@@ -45,7 +45,10 @@ func Examine(ctx context.Context, cfg config.Config) ([]doctor.Result, error) {
 		unixsock.CheckSameAccess("socket access", own, runtime),
 		doctor.Check{Name: "cleave to runtime", Run: func(ctx context.Context) doctor.Result { return checkThrough(ctx, own) }},
 	)
-	o := newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop())
+	o, err := newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop())
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	var split *SnapshotterStatus
 	if cfg.Snapshotter.Enabled() {
 		split = snapshotterStatus(ctx, cfg.Snapshotter.StatusEndpoint)

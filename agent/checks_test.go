@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/doctor"
@@ -110,10 +108,10 @@ func TestExamineKubelet(t *testing.T) {
 	cfg.Control.Endpoint = config.Endpoint(filepath.Join(dir, "control.sock"))
 	cfg.Filesystems = config.Filesystems{NodeFS: dir, Logs: dir, ImageFS: dir, ContainerFS: dir}
 
-	o := newObserver(cfg, observed{
+	o := made(t, cfg, observed{
 		store: &node{}, filesystems: fsstats.NewProber(),
 		mountpoints: func(context.Context) ([]string, []string, error) { return nil, nil, nil },
-	}, zap.NewNop())
+	})
 	write("proc/stat", "btime 1700000000\n")
 	results := examineKubelet(t.Context(), cfg, kubelet.Reader{Proc: proc}, o)
 	if len(results) != 1 || results[0].Level != doctor.Pass || !strings.Contains(results[0].Reason, "no kubelet") {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"path"
@@ -15,8 +14,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/agent/owners"
 	"github.com/cleave-cri/cleave/fsstats"
-	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/proxy/diskstats"
 	"github.com/cleave-cri/cleave/snapshot"
 )
@@ -39,7 +39,36 @@ type layerState struct {
 	folders snapshot.Folders
 	// filesystem is the one that the layer is on, nil while unknown.
 	filesystem *fsstats.Filesystem
-	used       *diskstats.Usage
+	// used is what it takes, nil while unknown. The book knows nothing of it.
+	used *diskstats.Usage
+}
+
+// snapshot names a layer for the index. Its folder is empty where the figure is
+// given: by containerd for a committed layer, by whoever has its files for others.
+func (l *layerState) snapshot(given bool) owners.Snapshot {
+	s := owners.Snapshot{Kind: kindOf(l.layer.Class), ID: l.layer.ContainerID}
+	if s.ID == "" {
+		s.ID = l.layer.Snapshotter + "/" + l.layer.Key
+	}
+	if !given {
+		s.Folder = l.folders.Upper
+	}
+	return s
+}
+
+func kindOf(c snapshot.Class) index.Kind {
+	switch c {
+	case snapshot.Image:
+		return owners.Image
+	case snapshot.Extraction:
+		return owners.Unpacking
+	case snapshot.Container:
+		return owners.Container
+	case snapshot.Sandbox:
+		return owners.Sandbox
+	case snapshot.View, snapshot.Other:
+	}
+	return owners.Other
 }
 
 // place is a path and the filesystem that it is on.
@@ -48,14 +77,14 @@ type place struct {
 	filesystem fsstats.Filesystem
 }
 
-// layerBook remembers the runtime's snapshots between two passes: where each is
-// and what it takes. One goroutine uses it.
+// layerBook remembers the runtime's snapshots between two passes, and where each
+// is. One goroutine uses it.
 type layerBook struct {
 	store       store
 	filesystems filesystems
-	walk        walkFunc
-	period      time.Duration
 	log         *zap.Logger
+	// theirs are the roots of a snapshotter that measures its layers itself.
+	theirs []string
 	// at tells what is being looked at, for whoever waits for it.
 	at func(what string)
 
@@ -69,12 +98,20 @@ type layerBook struct {
 	committed map[string]place
 }
 
-// refresh reads the store and measures what is due. It returns what could not be
-// found out; what was known before stays.
+// refresh reads the store and finds out where everything is. It returns what could
+// not be found out; what was known before stays.
 func (b *layerBook) refresh(ctx context.Context, now time.Time) []error {
 	problems := b.readStore(ctx, now)
 	b.findCommitted()
-	return append(problems, b.measure(ctx, now)...)
+	b.findUppers()
+	return problems
+}
+
+// given says that a layer is not walked by this process: it is committed, nobody
+// says where it is, or its snapshotter measures it.
+func (b *layerBook) given(l *layerState) bool {
+	return l.layer.Class == snapshot.Image || l.folders.Upper == "" ||
+		slices.ContainsFunc(b.theirs, func(root string) bool { return owners.Within(l.folders.Upper, root) })
 }
 
 func (b *layerBook) readStore(ctx context.Context, now time.Time) []error {
@@ -267,85 +304,6 @@ func (b *layerBook) containerPath(imagePath string) string {
 		return imagePath
 	}
 	return places[best]
-}
-
-// measure measures what was never measured or is older than the period.
-func (b *layerBook) measure(ctx context.Context, now time.Time) (problems []error) {
-	for _, state := range b.sorted() {
-		if ctx.Err() != nil {
-			return append(problems, ctx.Err())
-		}
-		due := state.used == nil || now.Sub(state.used.At) >= b.period
-		var err error
-		switch {
-		case state.layer.Class == snapshot.View:
-		case state.layer.Class == snapshot.Image:
-			if state.used == nil { // a committed layer does not change
-				err = b.askUsage(ctx, state)
-			}
-		case !state.asked || !due:
-		case state.folders.Upper == "":
-			err = b.askUsage(ctx, state)
-		default:
-			err = b.walkLayer(ctx, state)
-		}
-		if err != nil {
-			problems = append(problems, err)
-		}
-	}
-	return problems
-}
-
-// askUsage takes containerd's own figure.
-func (b *layerBook) askUsage(ctx context.Context, state *layerState) error {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	b.at("the usage of a snapshot of " + state.layer.Snapshotter)
-	used, err := b.store.Usage(ctx, state.layer)
-	if errors.Is(err, snapshot.ErrGone) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	state.used = &diskstats.Usage{Bytes: unsigned(used.Bytes), Inodes: unsigned(used.Inodes), At: time.Now()}
-	return nil
-}
-
-func (b *layerBook) walkLayer(ctx context.Context, state *layerState) error {
-	fs, err := b.filesystemOf(state.folders.Upper)
-	if err != nil {
-		return unlessGone(err)
-	}
-	state.filesystem = &fs
-	used, err := b.walkTree(ctx, state.folders.Upper)
-	if err != nil {
-		return unlessGone(err)
-	}
-	state.used = used
-	return nil
-}
-
-// measureContent measures the content store; nil if it is not known where it is.
-func (b *layerBook) measureContent(ctx context.Context) (*diskstats.Usage, error) {
-	if b.contentRoot == "" {
-		return nil, nil
-	}
-	return b.walkTree(ctx, b.contentRoot)
-}
-
-// walkTree measures a tree. A figure that is only a lower bound is an error: the
-// last good one is better.
-func (b *layerBook) walkTree(ctx context.Context, root string) (*diskstats.Usage, error) {
-	b.at("what is below " + root)
-	used, err := b.walk(ctx, root, walk.Options{EntriesPerSecond: walkEntriesPerSecond})
-	if err == nil && used.Partial {
-		err = errors.Join(used.Errors...)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("measure %s: %w", root, err)
-	}
-	return &diskstats.Usage{Bytes: unsigned(used.Bytes), Inodes: unsigned(used.Inodes), At: used.Finished}, nil
 }
 
 // unlessGone drops the error of a folder that went with its snapshot since that

@@ -5,17 +5,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/agent/ephemeral"
+	"github.com/cleave-cri/cleave/agent/owners"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
-	"github.com/cleave-cri/cleave/fsstats/walk"
+	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/proxy/diskstats"
 	"github.com/cleave-cri/cleave/snapshot"
 )
@@ -28,16 +32,20 @@ const (
 	// however often somebody wants something.
 	passGapMin = time.Second
 
-	// walkEntriesPerSecond keeps a walk from taking a core for seconds: at
-	// 1.6 µs an entry (CTD-111) it leaves five sixths of it to others.
-	walkEntriesPerSecond = 100_000
-
-	// passSlow is how long a pass may take before that is told.
+	// passSlow is how long a pass or a measurement may take before that is told.
 	passSlow = 30 * time.Second
+
+	// publishPeriod is how often a picture is made though nothing was measured:
+	// filesystems fill all the same. publishGap is the time between two at least.
+	publishPeriod = time.Second
+	publishGap    = 50 * time.Millisecond
 
 	// fallbackImages is where containerd keeps its data unless told
 	// otherwise; used until the runtime has said it itself.
 	fallbackImages = "/var/lib/containerd"
+
+	// indexFile is where the usage index keeps its figures, in the state folder.
+	indexFile = "usage.json"
 )
 
 // store is the runtime's store; snapshot.Store has it.
@@ -51,33 +59,53 @@ type store interface {
 type filesystems interface {
 	FilesystemOf(path string) (fsstats.Filesystem, error)
 	Resolve(paths map[fsstats.Role]string) (fsstats.Layout, error)
+	Mounts() ([]fsstats.Mount, error)
+}
+
+// layouts keeps the roles' places fresh; fsstats.Watcher does.
+type layouts interface {
+	SetPaths(paths map[fsstats.Role]string)
+	View() *fsstats.View
+	Moved() <-chan struct{}
+	Run(ctx context.Context) error
 }
 
 // mountpointsFunc asks the runtime which mountpoints it names in ImageFsInfo,
 // in its order: of images, of containers.
 type mountpointsFunc func(ctx context.Context) (images, containers []string, err error)
 
-// walkFunc measures a tree; walk.Measure is one.
-type walkFunc func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error)
-
-// observer measures in the background and keeps the newest picture ready.
+// observer keeps the newest picture ready. It finds out who there is, pass by pass;
+// a usage index finds out what each of them takes, by need.
 type observer struct {
 	configured  config.Filesystems
 	period      time.Duration
 	corePercent int
 
 	filesystems filesystems
+	layouts     layouts // nil without
 	mountpoints mountpointsFunc
+	workloads   workloadsFunc // nil without
+	index       *index.Index
+	seen        *seenFiles
+	writers     *writers
+	given       *givenBook
+	open        *openBook
 	log         *zap.Logger
 
-	newest atomic.Pointer[picture]
-	wanted chan struct{}
+	newest   atomic.Pointer[picture]
+	surveyed atomic.Pointer[survey]
+	wanted   chan struct{}
+	// news says that there is something for a new picture.
+	news chan struct{}
 	// doing is what the pass under way is looking at.
 	doing atomic.Pointer[string]
+	// watched says that layouts is kept fresh.
+	watched atomic.Bool
 
-	// Used by the one goroutine of run only.
+	// Used by the one goroutine that surveys only.
 	book    *layerBook
-	failing string
+	folders *folderBook
+	pids    *pidBook
 	// named is the path that the runtime names for images, a guess until
 	// confirmed.
 	named     string
@@ -85,59 +113,136 @@ type observer struct {
 	// splitContainers is the root of the split snapshotter for what containers
 	// write, empty without one: they will be there before the first one is.
 	splitContainers string
-}
 
-// newObserver returns an observer that has nothing but an empty picture yet.
-func newObserver(cfg config.Config, parts observed, log *zap.Logger) *observer {
-	o := &observer{
-		configured:  cfg.Filesystems,
-		period:      cfg.Measure.Period,
-		corePercent: cfg.Measure.MaxCorePercent,
-		filesystems: parts.filesystems,
-		mountpoints: parts.mountpoints,
-		log:         log,
-		wanted:      make(chan struct{}, 1),
-		named:       fallbackImages,
-	}
-	if cfg.Snapshotter.Enabled() {
-		o.named, o.splitContainers = cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot
-	}
-	o.book = &layerBook{
-		store:       parts.store,
-		filesystems: parts.filesystems,
-		walk:        parts.walk,
-		period:      o.period,
-		log:         log,
-		at:          o.at,
-		layers:      map[layerID]*layerState{},
-	}
-	o.newest.Store(emptyPicture())
-	return o
+	naming     sync.Mutex // held while the index is told who there is
+	publishing sync.Mutex
+	failing    string // guarded by publishing
+
+	spaces sync.Mutex
+	// places are the filesystems that the index was told of; guarded by spaces.
+	places map[index.FS]fsstats.Filesystem
 }
 
 // observed is what an observer looks at.
 type observed struct {
 	store       store
 	filesystems filesystems
+	layouts     layouts
 	mountpoints mountpointsFunc
-	walk        walkFunc
+	workloads   workloadsFunc
+	pid         pidFunc
+	// measure measures a part of the index.
+	measure index.MeasureFunc
+	// stateFile is where the index keeps its figures; empty for nowhere.
+	stateFile string
 }
 
+// newObserver returns an observer that has nothing but an empty picture yet.
+func newObserver(cfg config.Config, parts observed, log *zap.Logger) (*observer, error) {
+	o := &observer{
+		configured:  cfg.Filesystems,
+		period:      cfg.Measure.Period,
+		corePercent: cfg.Measure.MaxCorePercent,
+		filesystems: parts.filesystems,
+		layouts:     parts.layouts,
+		mountpoints: parts.mountpoints,
+		workloads:   parts.workloads,
+		writers:     newWriters(),
+		seen:        newSeenFiles(parts.measure),
+		log:         log,
+		wanted:      make(chan struct{}, 1),
+		news:        make(chan struct{}, 1),
+		named:       fallbackImages,
+		places:      map[index.FS]fsstats.Filesystem{},
+		folders:     &folderBook{mounts: parts.filesystems.Mounts},
+		pids:        &pidBook{ask: parts.pid},
+	}
+	o.book = &layerBook{
+		store:       parts.store,
+		filesystems: parts.filesystems,
+		log:         log,
+		at:          o.at,
+		layers:      map[layerID]*layerState{},
+	}
+	if cfg.Snapshotter.Enabled() {
+		o.named, o.splitContainers = cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot
+		o.book.theirs = []string{cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot}
+	}
+	var err error
+	o.index, err = index.New(index.Options{
+		Space:        o.space,
+		Measure:      o.seen.Measure,
+		Written:      o.writers.written,
+		HotEvery:     max(o.period/hotOftener, time.Second),
+		SuspectEvery: o.period,
+		CorePercent:  float64(o.corePercent),
+		StateFile:    parts.stateFile,
+	})
+	if err != nil {
+		return nil, err
+	}
+	o.given = newGivenBook(parts.store, cfg.Snapshotter.UsageMaxAge, o.period, o.index, o.tell)
+	o.open = newOpenBook(o.writers.processesOf, parts.filesystems.FilesystemOf)
+	o.newest.Store(emptyPicture())
+	o.surveyed.Store(&survey{})
+	return o, nil
+}
+
+// hotOftener is how much more often than the others those are measured that have
+// written.
+const hotOftener = 10
+
 func (o *observer) at(what string) { o.doing.Store(&what) }
+
+// tell says that there is something for a new picture.
+func (o *observer) tell() {
+	select {
+	case o.news <- struct{}{}:
+	default: // one is enough
+	}
+}
+
+// fsOf names a filesystem for the index.
+func fsOf(f fsstats.Filesystem) index.FS { return index.FS(f.ID()) }
+
+// space is the index's question what is used on the filesystem of a path.
+func (o *observer) space(path string) (index.Space, error) {
+	f, err := o.filesystems.FilesystemOf(path)
+	if err != nil {
+		return index.Space{}, err
+	}
+	s := index.Space{FS: fsOf(f), UsedBytes: signed(f.UsedBytes), At: f.MeasuredAt}
+	if used, ok := f.InodesUsed(); ok {
+		inodes := signed(used)
+		s.UsedInodes = &inodes
+	}
+	o.spaces.Lock()
+	defer o.spaces.Unlock()
+	o.places[s.FS] = f
+	return s, nil
+}
 
 // picture is everything that is known at one moment. It is not changed once
 // it is published.
 type picture struct {
-	facts  *diskstats.Facts
+	facts *diskstats.Facts
+	// layout has each role's last good place; stuck are the roles that do not
+	// answer, which nothing may be deleted on the strength of.
 	layout fsstats.Layout
-	// classes is what is used by class, for each filesystem.
-	classes map[fsstats.Device][]ClassUsage
 	// readAt is when the runtime's store was read, zero while it was not yet.
 	readAt time.Time
+	stuck  []fsstats.Standing
+	// accounts say who holds what, for each filesystem.
+	accounts map[fsstats.Device]Account
+	// pods are what pods use.
+	pods []ephemeral.Usage
 	// measuredAt is the end of the pass, zero before the first.
 	measuredAt time.Time
 	// cost is how long the pass took.
 	cost time.Duration
+	// since is the moment before which all that running containers wrote is in the
+	// figures; zero while a figure is missing.
+	since time.Time
 	// problem says why the picture is not whole, empty if it is.
 	problem string
 }
@@ -150,7 +255,8 @@ func emptyPicture() *picture {
 // Facts implements [diskstats.Source].
 func (o *observer) Facts() *diskstats.Facts { return o.newest.Load().facts }
 
-// Wanted implements [diskstats.Source]: it brings the next pass forward.
+// Wanted implements [diskstats.Source]: it brings the next pass forward. What that
+// finds new is measured at once.
 func (o *observer) Wanted() {
 	select {
 	case o.wanted <- struct{}{}:
@@ -165,29 +271,72 @@ var _ diskstats.Source = (*observer)(nil)
 // containers can't be looked at there is an empty picture, and the runtime's own
 // answers go through.
 func (o *observer) prime() {
-	layout, err := o.filesystems.Resolve(o.paths(o.named, "", ""))
-	p := assemble(observation{layout: layout, guessed: o.guessed()})
-	if p == nil {
-		p = emptyPicture()
-		p.layout = layout
+	s := &survey{paths: o.paths(o.named, "", ""), guessed: o.guessed()}
+	var err error
+	if s.layout, err = o.filesystems.Resolve(s.paths); err != nil {
+		s.problems = []error{err}
 	}
-	if err != nil {
-		p.problem = err.Error()
+	if o.layouts != nil {
+		o.layouts.SetPaths(s.paths)
 	}
-	o.logOnChange(p.problem)
-	o.newest.Store(p)
+	o.surveyed.Store(s)
+	o.publish()
 }
 
 // guessed reports whether the place of images is known from nobody.
 func (o *observer) guessed() bool { return o.configured.ImageFS == "" && !o.confirmed }
 
-// run measures until ctx ends.
+// run observes until ctx ends.
 func (o *observer) run(ctx context.Context) {
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	parts.Go(func() {
+		if err := o.index.Run(ctx); err != nil {
+			o.log.Warn("the usage index did not end well", zap.Error(err))
+		}
+	})
+	var moved <-chan struct{}
+	if o.layouts != nil {
+		moved = o.layouts.Moved()
+		o.watched.Store(true)
+		parts.Go(func() {
+			err := o.layouts.Run(ctx)
+			o.watched.Store(false)
+			if err != nil && ctx.Err() == nil {
+				o.log.Warn("changes of the mount table are not noticed at once any more", zap.Error(err))
+			}
+		})
+	}
+	parts.Go(func() { o.survey(ctx) })
+	parts.Go(func() { o.given.run(ctx, o.surveyed.Load) })
+	parts.Go(func() { o.watchGap(ctx) })
+	tick := time.NewTicker(publishPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-moved:
+			o.index.Moved()
+			o.Wanted() // what is on it may be elsewhere too
+		case <-o.index.Changed():
+		case <-o.news:
+		case <-tick.C:
+		}
+		o.publish()
+		if !sleep(ctx, publishGap, nil) {
+			return
+		}
+	}
+}
+
+// survey finds out who there is, again and again until ctx ends.
+func (o *observer) survey(ctx context.Context) {
 	for {
 		began := time.Now()
 		o.pass(ctx)
 		cost := time.Since(began)
-		// Rest long enough that measuring takes no more than its share.
+		// Rest long enough that looking takes no more than its share.
 		rest := max(cost*100/time.Duration(max(o.corePercent, 1)), passGapMin)
 		if !sleep(ctx, rest, nil) {
 			return
@@ -216,48 +365,120 @@ func sleep(ctx context.Context, d time.Duration, early <-chan struct{}) bool {
 	return ctx.Err() == nil
 }
 
-// pass measures what is due and publishes a new picture.
+// survey is what one pass found out: who there is and where, not what it takes. It
+// is not changed once it is there.
+type survey struct {
+	// began and ended frame the pass, zero before the first.
+	began, ended time.Time
+	// readAt is when the store was read, zero while it was not yet.
+	readAt time.Time
+	// guessed says that the place of images is not confirmed.
+	guessed bool
+	// paths are the roles', layout is where they were.
+	paths  map[fsstats.Role]string
+	layout fsstats.Layout
+	layers []surveyed
+	// stored says that there is a content store.
+	stored bool
+	// devices are the filesystems of the paths that the runtime names.
+	devices map[string]string
+	folders owners.Folders
+	// asked says that the runtime has told its pods.
+	asked     bool
+	workloads workloads
+	problems  []error
+}
+
+// surveyed is a layer in a survey.
+type surveyed struct {
+	layerState
+	given bool
+	key   index.Key
+}
+
+// pass surveys once and publishes a new picture.
 func (o *observer) pass(ctx context.Context) {
 	began := time.Now()
 	slow := time.AfterFunc(passSlow, func() { o.tellSlow(began) })
-	p, err := o.lookSafely(ctx, began)
+	s, err := o.lookSafely(ctx, began)
 	slow.Stop()
 	if ctx.Err() != nil {
 		return
 	}
-	problem := ""
-	if err != nil {
-		problem = err.Error()
-	}
-	o.logOnChange(problem)
-	if p == nil {
-		// Keep the last good figures, they carry their age.
-		old := *o.newest.Load()
-		old.problem = problem
-		p = &old
+	if s == nil {
+		// Keep who was there; figures carry their age.
+		old := *o.surveyed.Load()
+		old.problems = []error{err}
+		s = &old
 	} else {
-		p.measuredAt, p.cost, p.problem = time.Now(), time.Since(began), problem
+		s.began, s.ended = began, time.Now()
 	}
-	o.newest.Store(p)
+	o.surveyed.Store(s)
+	o.setOwners()
+	o.given.kick()
+	o.publish()
+}
+
+// setOwners tells the index who there is.
+func (o *observer) setOwners() {
+	o.naming.Lock()
+	defer o.naming.Unlock()
+	s := o.surveyed.Load()
+	if s.readAt.IsZero() {
+		return // what was known before a restart would be forgotten
+	}
+	list := owners.List(s.known(o.open.held()))
+	if err := o.index.SetOwners(list); err != nil {
+		o.log.Debug("some owners are left out", zap.Error(err))
+	}
+	there := map[index.Key]bool{}
+	for _, owner := range list {
+		for _, p := range owner.Parts {
+			there[index.Key{Kind: owner.Kind, ID: owner.ID, Part: p.Name}] = true
+		}
+	}
+	o.seen.forget(func(k index.Key) bool { return there[k] })
+}
+
+// known is what a survey says about owners.
+func (s *survey) known(open []owners.OpenFile) owners.Known {
+	k := owners.Known{Folders: s.folders, Open: open}
+	if s.stored {
+		k.ContentRoot = pathOf(s.layout, fsstats.Content)
+	}
+	for _, l := range s.layers {
+		if l.layer.Class == snapshot.View {
+			continue // it has nothing of its own
+		}
+		k.Snapshots = append(k.Snapshots, l.snapshot(l.given))
+	}
+	for _, role := range []fsstats.Role{fsstats.ImageFS, fsstats.ContainerFS} {
+		if path := pathOf(s.layout, role); path != "" {
+			k.Foreign = append(k.Foreign, path)
+		}
+	}
+	return k
 }
 
 // tellSlow says in the picture, while a pass is still under way, what it waits
 // for.
 func (o *observer) tellSlow(began time.Time) {
-	old := o.newest.Load() // first of all: what comes after it is newer than what is told here
+	old := o.surveyed.Load() // first of all: what comes after it is newer than what is told here
 	what := "something"
 	if doing := o.doing.Load(); doing != nil {
 		what = *doing
 	}
-	problem := fmt.Sprintf("the measurement that began %s has not ended and looks at %s: it is very large, or its filesystem does not answer",
+	problem := fmt.Errorf("the look at who is there that began %s has not ended and waits for %s: it is very much, or its filesystem does not answer",
 		began.UTC().Format("2006-01-02 15:04:05Z"), what)
-	o.log.Warn("measuring takes long, the last good figures stay", zap.String("problem", problem))
+	o.log.Warn("looking takes long, the last good figures stay", zap.Error(problem))
 	told := *old
-	told.problem = problem
-	o.newest.CompareAndSwap(old, &told) // not if the pass has just ended
+	told.problems = append(slices.Clone(old.problems), problem)
+	if o.surveyed.CompareAndSwap(old, &told) { // not if the pass has just ended
+		o.tell()
+	}
 }
 
-func (o *observer) logOnChange(problem string) {
+func (o *observer) logOnChangeLocked(problem string) {
 	if problem == o.failing {
 		return
 	}
@@ -270,18 +491,17 @@ func (o *observer) logOnChange(problem string) {
 }
 
 // lookSafely turns a panic into an error: the observer can't take the proxy down.
-func (o *observer) lookSafely(ctx context.Context, now time.Time) (p *picture, err error) {
+func (o *observer) lookSafely(ctx context.Context, now time.Time) (s *survey, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			p, err = nil, fmt.Errorf("measuring broke, report this as a bug of cleave: %v", r)
+			s, err = nil, fmt.Errorf("looking at who is there broke, report this as a bug of cleave: %v", r)
 		}
 	}()
 	return o.look(ctx, now)
 }
 
-// look returns a new picture. With a nil picture the error says why there is
-// none, otherwise what is missing in it.
-func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
+// look makes a survey. Without one the error says why there is none.
+func (o *observer) look(ctx context.Context, now time.Time) (*survey, error) {
 	o.at("the runtime's ImageFsInfo")
 	images, containers, err := o.mountpoints(ctx)
 	if err != nil {
@@ -290,33 +510,166 @@ func (o *observer) look(ctx context.Context, now time.Time) (*picture, error) {
 	if len(images) > 0 {
 		o.named, o.confirmed = images[0], true
 	}
-	// Without the store the layers known so far are still measured, and
+	// Without the store the layers known so far are still there, and
 	// mountpoints are still right.
-	problems := o.book.refresh(ctx, now)
+	s := &survey{problems: o.book.refresh(ctx, now), guessed: o.guessed()}
+	s.readAt, s.stored = o.book.readAt, o.book.contentRoot != ""
 
 	imagePath := o.book.imagePath(o.named)
 	o.at("the filesystems of all roles")
-	layout, err := o.filesystems.Resolve(o.paths(imagePath, o.book.containerPath(imagePath), o.book.contentRoot))
+	s.paths = o.paths(imagePath, o.book.containerPath(imagePath), o.book.contentRoot)
+	if s.layout, err = o.filesystems.Resolve(s.paths); err != nil {
+		s.problems = append(s.problems, err)
+	}
+	if o.layouts != nil {
+		o.layouts.SetPaths(s.paths)
+	}
+	s.devices = o.devices(slices.Concat(images, containers))
+	for _, l := range o.book.sorted() {
+		given := o.book.given(l)
+		s.layers = append(s.layers, surveyed{layerState: *l, given: given, key: l.snapshot(given).Key()})
+	}
+	o.lookAtPods(ctx, s)
+	return s, ctx.Err()
+}
+
+// lookAtPods adds pods, containers and their folders to a survey. What can't be
+// found out stays as it was.
+func (o *observer) lookAtPods(ctx context.Context, s *survey) {
+	last := o.surveyed.Load()
+	s.asked, s.workloads = last.asked, last.workloads
+	if o.workloads != nil {
+		o.at("the runtime's pods and containers")
+		if w, err := o.workloads(ctx); err != nil {
+			s.problems = append(s.problems, err)
+		} else {
+			s.asked, s.workloads = true, w
+			o.writers.set(o.pids.of(ctx, w), podsOf(w))
+		}
+	}
+	o.at("the folders of pods")
+	var err error
+	s.folders, err = o.folders.list(ctx, pathOf(s.layout, fsstats.NodeFS), pathOf(s.layout, fsstats.Logs), devicesOf(s.layout))
 	if err != nil {
-		problems = append(problems, err)
+		s.problems = append(s.problems, err)
 	}
-	content, err := o.book.measureContent(ctx)
+}
+
+// layoutOf is the newest that is known of where a survey's roles are, and the roles
+// that do not answer.
+func (o *observer) layoutOf(s *survey) (good fsstats.Layout, stuck []fsstats.Standing) {
+	if o.layouts == nil || !o.watched.Load() {
+		return s.layout, nil
+	}
+	v := o.layouts.View()
+	for role, path := range s.paths {
+		if path == "" {
+			continue
+		}
+		standing, ok := v.Standing(role)
+		if !ok || standing.Configured != path || standing.Last == nil && standing.Problem == nil {
+			return s.layout, nil // it has not looked there yet
+		}
+		if standing.Problem != nil {
+			stuck = append(stuck, standing)
+		}
+	}
+	return v.LastGood, stuck
+}
+
+// publish makes a picture of what is known now.
+func (o *observer) publish() {
+	o.publishing.Lock()
+	defer o.publishing.Unlock()
+	p, err := o.assembleSafely()
+	old := o.newest.Load()
+	if p == nil {
+		// Keep the last good figures, they carry their age.
+		kept := *old
+		p = &kept
+	} else {
+		// What has just been made has no figure for a moment.
+		keepSum(&p.facts.Images, old.facts.Images)
+		keepSum(&p.facts.Containers, old.facts.Containers)
+	}
+	p.problem = ""
 	if err != nil {
-		problems = append(problems, err)
+		p.problem = err.Error()
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	o.logOnChangeLocked(p.problem)
+	o.newest.Store(p)
+}
+
+// sumKept is for how long the sum without what is new stands for the one with it.
+const sumKept = 10 * time.Second
+
+// keepSum keeps a store's sum while there is none.
+func keepSum(s *diskstats.Store, old diskstats.Store) {
+	if s.Used == nil && old.Used != nil && s.Device == old.Device && time.Since(old.Used.At) < sumKept {
+		s.Used = old.Used
 	}
-	p := assemble(observation{
-		at:      o.book.readAt,
-		stored:  o.book.contentRoot != "",
-		guessed: o.guessed(),
-		layout:  layout,
-		layers:  o.book.sorted(),
-		content: content,
-		devices: o.devices(slices.Concat(images, containers)),
-	})
+}
+
+// assembleSafely is assemble with what is known now. Without a picture the old one
+// stays; the error says what is missing.
+func (o *observer) assembleSafely() (p *picture, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			p, err = nil, fmt.Errorf("putting the figures together broke, report this as a bug of cleave: %v", r)
+		}
+	}()
+	s, v := o.surveyed.Load(), o.index.View()
+	in := observation{survey: s, view: v, seen: o.seen.of, filesystems: o.known(s)}
+	in.layout, in.stuck = o.layoutOf(s)
+	problems := append(slices.Clone(s.problems), problemsOf(v, time.Now())...)
+	for _, standing := range in.stuck {
+		problems = append(problems, fmt.Errorf("%s: %w", standing.Role, standing.Problem))
+	}
+	p = assemble(in)
+	if p == nil && s.ended.IsZero() {
+		p = emptyPicture()
+		p.layout = in.layout
+	}
 	return p, summary(problems)
+}
+
+// known are all filesystems that figures may be on, as they were last seen.
+func (o *observer) known(s *survey) map[index.FS]fsstats.Filesystem {
+	o.spaces.Lock()
+	defer o.spaces.Unlock()
+	out := maps.Clone(o.places)
+	for _, p := range s.layout.Places {
+		out[fsOf(p.Filesystem)] = p.Filesystem
+	}
+	for _, l := range s.layers {
+		if l.filesystem != nil {
+			if fs := fsOf(*l.filesystem); out[fs].MeasuredAt.Before(l.filesystem.MeasuredAt) {
+				out[fs] = *l.filesystem
+			}
+		}
+	}
+	return out
+}
+
+// problemsOf are what keeps figures of an index from being whole. That something
+// is gone is none.
+func problemsOf(v *index.View, now time.Time) (problems []error) {
+	if v.Problem != "" {
+		problems = append(problems, errors.New(v.Problem))
+	}
+	for _, owner := range v.Owners {
+		for _, p := range owner.Parts {
+			switch {
+			case p.Gone:
+			case p.Problem != "":
+				problems = append(problems, fmt.Errorf("measure %s: %s", p.Path, p.Problem))
+			case !p.Measuring.IsZero() && now.Sub(p.Measuring) > passSlow:
+				problems = append(problems, fmt.Errorf("the measurement of %s that began %s has not ended: it is very large, or its filesystem does not answer",
+					p.Path, p.Measuring.UTC().Format("2006-01-02 15:04:05Z")))
+			}
+		}
+	}
+	return problems
 }
 
 // errNotSaid says that it is not known where images are: neither the runtime nor
@@ -400,6 +753,14 @@ func unsigned(n int64) uint64 {
 		return 0
 	}
 	return uint64(n)
+}
+
+// signed turns an amount of bytes or inodes into the index's type.
+func signed(n uint64) int64 {
+	if n > math.MaxInt64 {
+		return math.MaxInt64
+	}
+	return int64(n)
 }
 
 // saturatingAdd keeps absurd figures of a broken filesystem from wrapping.

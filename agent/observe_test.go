@@ -17,10 +17,10 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/cleave-cri/cleave/agent/owners"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
-	"github.com/cleave-cri/cleave/fsstats/walk"
-	"github.com/cleave-cri/cleave/proxy/diskstats"
+	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/snapshot"
 )
 
@@ -31,8 +31,11 @@ type node struct {
 	bytes  map[string]int64 // by folder; guarded by mu
 	fail   error            // of the store; guarded by mu
 	walks  map[string]int   // guarded by mu
+	read   int              // how often the store was; guarded by mu
+	moved  uint64           // bytes used on each filesystem besides; guarded by mu
+	broken bool             // a measurement panics; guarded by mu
 	hold   chan struct{}    // if not nil, a walk waits for it; guarded by mu
-	took   time.Duration    // each walk takes that long; guarded by mu
+	took   time.Duration    // reading the store takes that long; guarded by mu
 	lower  string           // a container's lower layer; not changed
 	// walkFails are errors of walks by folder; guarded by mu
 	walkFails map[string]error
@@ -43,6 +46,13 @@ type node struct {
 }
 
 func (n *node) Inventory(context.Context) (snapshot.Inventory, error) {
+	n.mu.Lock()
+	n.read++
+	took := n.took
+	n.mu.Unlock()
+	if took > 0 {
+		time.Sleep(took) //nolint:forbidigo // time is the bubble's
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	inv := snapshot.Inventory{
@@ -86,6 +96,13 @@ func (n *node) set(folder string, bytes int64) {
 	n.bytes[folder] = bytes
 }
 
+// write changes what is used on all filesystems.
+func (n *node) write() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.moved += 4096
+}
+
 var (
 	imagesDevice     = fsstats.Device{Major: 8, Minor: 1}
 	containersDevice = fsstats.Device{Major: 8, Minor: 17}
@@ -95,7 +112,10 @@ func (n *node) FilesystemOf(path string) (fsstats.Filesystem, error) {
 	if f, ok := n.places[path]; ok {
 		return f()
 	}
-	fs := fsstats.Filesystem{Device: imagesDevice, Mountpoint: "/images", CapacityBytes: 1 << 30, UsedBytes: 1 << 20, MeasuredAt: time.Now()}
+	n.mu.Lock()
+	moved := n.moved
+	n.mu.Unlock()
+	fs := fsstats.Filesystem{Device: imagesDevice, Mountpoint: "/images", CapacityBytes: 1 << 30, UsedBytes: 1<<20 + moved, MeasuredAt: time.Now()}
 	if len(path) > 8 && path[:8] == "/layers/" || path == "/layers" {
 		fs.Device, fs.Mountpoint = containersDevice, "/layers"
 	}
@@ -119,37 +139,50 @@ func (n *node) Resolve(paths map[fsstats.Role]string) (fsstats.Layout, error) {
 	return l, errors.Join(errs...)
 }
 
-func (n *node) walk(ctx context.Context, root string, _ walk.Options) (walk.Usage, error) {
+func (n *node) Mounts() ([]fsstats.Mount, error) { return nil, nil }
+
+func (n *node) measure(ctx context.Context, what index.Subject) (index.Figure, error) {
+	root, began := what.Path, time.Now()
 	n.mu.Lock()
 	n.walks[root]++
-	hold, took, bytes, fail := n.hold, n.took, n.bytes[root], n.walkFails[root]
+	hold, bytes, fail, broken := n.hold, n.bytes[root], n.walkFails[root], n.broken
 	n.mu.Unlock()
+	if broken {
+		panic("bug")
+	}
 	if fail != nil {
-		return walk.Usage{}, fail
+		return index.Figure{}, fail
 	}
 	if hold != nil {
 		select {
 		case <-hold:
 		case <-ctx.Done():
-			return walk.Usage{}, ctx.Err()
+			return index.Figure{}, ctx.Err()
 		}
 	}
-	if took > 0 {
-		time.Sleep(took) //nolint:forbidigo // time is the bubble's
-	}
-	return walk.Usage{Bytes: bytes, Inodes: 3, Finished: time.Now()}, nil
+	return index.Figure{Bytes: bytes, Inodes: 3, Started: began, Finished: time.Now(), How: index.Walked}, nil
 }
 
-func observerOf(n *node) *observer {
+func observerOf(t *testing.T, n *node) *observer {
+	t.Helper()
 	n.walks, n.bytes = map[string]int{}, map[string]int64{}
 	cfg := config.Default()
 	cfg.Measure = config.Measure{Period: 10 * time.Second, MaxCorePercent: 50}
-	return newObserver(cfg, observed{
+	return made(t, cfg, observed{
 		store:       n,
 		filesystems: n,
 		mountpoints: func(context.Context) ([]string, []string, error) { return []string{"/images"}, nil, nil },
-		walk:        n.walk,
-	}, zap.NewNop())
+		measure:     n.measure,
+	})
+}
+
+func made(t *testing.T, cfg config.Config, parts observed) *observer {
+	t.Helper()
+	o, err := newObserver(cfg, parts, zap.NewNop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
 }
 
 func container(id string) snapshot.Layer {
@@ -164,12 +197,16 @@ func start(t *testing.T, o *observer) {
 	var done sync.WaitGroup
 	done.Go(func() { o.run(ctx) })
 	t.Cleanup(func() { cancel(); done.Wait() })
+	time.Sleep(settled) //nolint:forbidigo // time is the bubble's
 	synctest.Wait()
 }
 
+// settled is when a picture has what was known a moment before.
+const settled = 3 * publishGap
+
 func TestFactsAreThereBeforeTheFirstMeasurement(t *testing.T) {
 	t.Parallel()
-	o := observerOf(&node{})
+	o := observerOf(t, &node{})
 	o.prime()
 	f := o.Facts()
 	if f.Images.Mountpoint == "" || f.Containers.Mountpoint == "" || f.Images.Used != nil || f.Containers.Used != nil {
@@ -177,31 +214,45 @@ func TestFactsAreThereBeforeTheFirstMeasurement(t *testing.T) {
 	}
 }
 
-func TestLayersAreMeasuredOncePerPeriod(t *testing.T) {
+// TestLayersAreMeasuredByNeed: while nothing moves on a filesystem nothing on it is
+// looked at, and its figures stay as good as new; when something does, it is.
+func TestLayersAreMeasuredByNeed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
 		start(t, o)
-		want := diskstats.Layer{
-			Mountpoint: "/layers", CapacityBytes: 1 << 30,
-			Used: &diskstats.Usage{Bytes: 5000, Inodes: 3, At: time.Now()},
+		check := func(bytes uint64) {
+			t.Helper()
+			got := o.Facts().Layers["a"]
+			if got.Used == nil || got.Used.Bytes != bytes || got.Used.Inodes != 3 || got.Mountpoint != "/layers" || got.CapacityBytes != 1<<30 {
+				t.Fatalf("layer %+v (%+v), want %d bytes", got, got.Used, bytes)
+			}
+			if age := time.Since(got.Used.At); age > 3*time.Second {
+				t.Errorf("the figure is from %s ago, want one that holds now", age)
+			}
+			if got := o.Facts().Images.Used; got == nil || got.Bytes != 1000 {
+				t.Errorf("images use %+v, want the committed layer's 1000", got)
+			}
+			if got := o.Facts().Containers.Used; got == nil || got.Bytes != bytes {
+				t.Errorf("containers use %+v, want %d", got, bytes)
+			}
 		}
-		if diff := cmp.Diff(want, o.Facts().Layers["a"]); diff != "" {
-			t.Errorf("layer (-want +got):\n%s", diff)
-		}
-		if got := o.Facts().Images.Used; got == nil || got.Bytes != 1000 {
-			t.Errorf("images use %+v, want the committed layer's 1000", got)
-		}
-		if got := o.Facts().Containers.Used; got == nil || got.Bytes != 5000 {
-			t.Errorf("containers use %+v, want 5000", got)
-		}
+		check(5000)
 		time.Sleep(100 * time.Second) //nolint:forbidigo // time is the bubble's
 		synctest.Wait()
-		if got := n.walked("/layers/a"); got < 10 || got > 11 {
-			t.Errorf("%d walks in 100 s, want one each 10 s", got)
+		// Time stands still in a bubble: what was seen when the first one began may
+		// have happened after it.
+		if got := n.walked("/layers/a"); got > 2 {
+			t.Errorf("%d walks in 100 s in which nothing moved, want the first and at most one more", got)
 		}
+		check(5000)
+		n.set("/layers/a", 6000)
+		n.write()
+		time.Sleep(12 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		check(6000)
 	})
 }
 
@@ -209,7 +260,7 @@ func TestANewContainerIsMeasuredSoonWhenWanted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		start(t, o)
 		n.mu.Lock()
 		n.layers = append(n.layers, container("b"))
@@ -228,18 +279,20 @@ func TestANewContainerIsMeasuredSoonWhenWanted(t *testing.T) {
 	})
 }
 
-func TestMeasuringKeepsToItsShare(t *testing.T) {
+// TestLookingKeepsToItsShare: a store that takes long to read is read less often.
+func TestLookingKeepsToItsShare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		n := &node{layers: []snapshot.Layer{container("a")}, took: 10 * time.Second}
-		o := observerOf(n)
+		n := &node{layers: []snapshot.Layer{container("a")}, took: 20 * time.Second}
+		o := observerOf(t, n)
 		o.corePercent = 10
 		start(t, o)
 		time.Sleep(1000 * time.Second) //nolint:forbidigo // time is the bubble's
-		// A pass walks the layer and the content store: 20 s. With a tenth of
-		// a core there is one every 220 s.
-		if got := n.walked("/layers/a"); got < 4 || got > 6 {
-			t.Errorf("%d passes of 20 s in 1000 s with 10 %% of a core", got)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		// With a tenth of a core there is one pass each 220 s.
+		if n.read < 4 || n.read > 6 {
+			t.Errorf("%d passes of 20 s in 1000 s with 10 %% of a core", n.read)
 		}
 	})
 }
@@ -249,21 +302,26 @@ func TestAnswersNeverWaitForAWalk(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
 		start(t, o)
-		measuredAt := time.Now()
 		n.mu.Lock()
 		n.hold = make(chan struct{})
 		n.mu.Unlock()
+		held := time.Now()
+		n.write()
 		time.Sleep(60 * time.Second) //nolint:forbidigo // time is the bubble's
 		synctest.Wait()
 		if n.walked("/layers/a") != 2 {
 			t.Fatalf("%d walks, want a second one that is held", n.walked("/layers/a"))
 		}
+		asked := time.Now()
 		got := o.Facts().Layers["a"].Used
-		if want := (&diskstats.Usage{Bytes: 5000, Inodes: 3, At: measuredAt}); !cmp.Equal(want, got) {
-			t.Errorf("facts %+v, want the last good ones with their time %+v", got, want)
+		if !time.Now().Equal(asked) {
+			t.Error("the answer took its time")
+		}
+		if got == nil || got.Bytes != 5000 || got.At.After(held) {
+			t.Errorf("facts %+v, want the last good ones of no later than %s", got, held)
 		}
 	})
 }
@@ -272,7 +330,7 @@ func TestLastGoodFiguresStayWhileTheStoreFails(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		n.mu.Lock()
@@ -320,7 +378,7 @@ func TestContainersAreWhereMostLayersAre(t *testing.T) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			o := observerOf(&node{})
+			o := observerOf(t, &node{})
 			for i, f := range tc.where {
 				l := container(fmt.Sprint(i))
 				o.book.layers[layerID{key: l.Key}] = &layerState{layer: l, filesystem: f}
@@ -341,21 +399,43 @@ func TestASumWithoutOneFigureIsNoSum(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	there, _ := n.FilesystemOf("/layers/x") //nolint:errcheck // never fails
-	measured := layerState{layer: container("a"), filesystem: &there, used: &diskstats.Usage{Bytes: 5, At: time.Unix(5, 0)}}
-	unmeasured := layerState{layer: container("b")} // on images' or containers' disk? not known yet
-	p := assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []*layerState{&measured}})
-	if got := p.facts.Containers.Used; got == nil || got.Bytes != 5 || !got.At.Equal(time.Unix(5, 0)) {
-		t.Errorf("one layer: %+v, want 5 bytes of its time", got)
+	for i := range layout.Places {
+		layout.Places[i].Filesystem.MeasuredAt = time.Unix(7, 0)
 	}
-	p = assemble(observation{at: time.Unix(9, 0), layout: layout, layers: []*layerState{&measured, &unmeasured}})
+	there, _ := n.FilesystemOf("/layers/x") //nolint:errcheck // never fails
+	layer := func(id string, fs *fsstats.Filesystem) surveyed {
+		l := surveyed{layerState: layerState{layer: container(id), filesystem: fs}}
+		l.key = l.snapshot(false).Key()
+		return l
+	}
+	measured, unmeasured := layer("a", &there), layer("b", nil) // on images' or containers' disk? not known yet
+	view := func(figures map[string]*index.Figure) *index.View {
+		v := &index.View{}
+		for _, id := range []string{"a", "b"} {
+			if f, ok := figures[id]; ok {
+				v.Owners = append(v.Owners, index.OwnerView{Kind: owners.Container, ID: id, Parts: []index.PartView{{Name: owners.Layer, Figure: f}}})
+			}
+		}
+		return v
+	}
+	five := &index.Figure{Bytes: 5, Inodes: 1}
+	o := observation{survey: &survey{readAt: time.Unix(9, 0), layers: []surveyed{measured}}, layout: layout, view: view(map[string]*index.Figure{"a": five})}
+	p := assemble(o)
+	if got := p.facts.Containers.Used; got == nil || got.Bytes != 5 || !got.At.Equal(time.Unix(7, 0)) {
+		t.Errorf("one layer: %+v, want 5 bytes at the time of the filesystem's own figures", got)
+	}
+	o.survey = &survey{readAt: time.Unix(9, 0), layers: []surveyed{measured, unmeasured}}
+	o.view = view(map[string]*index.Figure{"a": five, "b": nil})
+	p = assemble(o)
 	if got := p.facts.Containers.Used; got != nil {
 		t.Errorf("one of two layers measured: %+v, want nothing", got)
 	}
-	classes := p.classes[containersDevice]
-	want := []ClassUsage{{Class: classContainers, Bytes: 5, Unmeasured: 1}, {Class: classRest, Bytes: 1<<20 - 5}}
-	if diff := cmp.Diff(want, classes); diff != "" {
+	a := p.accounts[containersDevice]
+	if diff := cmp.Diff([]ClassUsage{{Class: classContainers, Bytes: 5, Inodes: 1, Unmeasured: 1}}, a.Classes); diff != "" {
 		t.Errorf("classes (-want +got):\n%s", diff)
+	}
+	if a.OwnedBytes != 5 || a.UnattributedBytes != 1<<20-5 || a.Unmeasured != 1 {
+		t.Errorf("account %+v, want 5 owned, the rest of 1 MiB not, one not measured", a)
 	}
 }
 
@@ -365,7 +445,7 @@ func TestAViewTakesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "look", Class: snapshot.View}}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		if got := o.Facts().Containers.Used; got == nil || got.Bytes != 5000 {
@@ -379,29 +459,20 @@ func TestAPanicWhileMeasuringIsAProblemNotTheEnd(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
-		broken := false
-		o.book.walk = func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error) {
-			n.mu.Lock()
-			b := broken
-			n.mu.Unlock()
-			if b {
-				panic("bug")
-			}
-			return n.walk(ctx, root, opt)
-		}
 		start(t, o)
 		n.mu.Lock()
-		broken = true
+		n.broken = true
 		n.mu.Unlock()
+		n.write()
 		time.Sleep(30 * time.Second) //nolint:forbidigo // time is the bubble's
 		synctest.Wait()
 		if got := o.Facts().Layers["a"].Used; got == nil || got.Bytes != 5000 {
 			t.Errorf("facts %+v, want the last good ones", got)
 		}
-		if p := o.newest.Load(); p.problem == "" {
-			t.Error("no problem is told")
+		if p := o.newest.Load(); !strings.Contains(p.problem, "report this as a bug") {
+			t.Errorf("problem %q, want one that says so", p.problem)
 		}
 	})
 }
@@ -450,7 +521,7 @@ func TestImagesAreWhereLayersAre(t *testing.T) {
 					layers: []snapshot.Layer{container("a"), {Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}},
 					places: tc.places, lower: tc.lower,
 				}
-				o := observerOf(n)
+				o := observerOf(t, n)
 				n.set("/layers/a", 5000)
 				start(t, o)
 				images := o.Facts().Images
@@ -477,7 +548,7 @@ func TestCTD14_LayersOfASecondSnapshotterAreWhereThatIs(t *testing.T) {
 				"/second/snapshots": on(containersDevice, "/second"), "/second": on(containersDevice, "/second"),
 			},
 		}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		start(t, o)
 		if got := o.Facts().Images.Used; got == nil || got.Bytes != 1000 {
 			t.Errorf("images use %+v, want 1000: one layer is on another disk", got)
@@ -493,7 +564,7 @@ func TestLayersOfASnapshotterThatCantBeReadAreKept(t *testing.T) {
 		other := container("b")
 		other.Snapshotter = "second"
 		n := &node{layers: []snapshot.Layer{container("a"), other}, roots: map[string]string{"second": "/second"}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
 		n.set("/layers/b", 7000)
 		start(t, o)
@@ -521,7 +592,7 @@ func TestLayersOfASnapshotterThatCantBeReadAreKept(t *testing.T) {
 func TestAFilesystemThatDoesNotAnswerIsNoReasonNotToServe(t *testing.T) {
 	t.Parallel()
 	n := &node{places: map[string]func() (fsstats.Filesystem, error){fallbackImages: says(fsstats.ErrNoAnswer)}}
-	o := observerOf(n)
+	o := observerOf(t, n)
 	o.prime()
 	p := o.newest.Load()
 	if p.facts == nil || p.facts.Images.Mountpoint != "" || !p.facts.Images.Guessed {
@@ -542,14 +613,16 @@ func TestAFilesystemThatDoesNotAnswerIsNoReasonNotToServe(t *testing.T) {
 // TestALayerThatCantBeMeasuredIsAProblemUnlessItIsGone.
 func TestALayerThatCantBeMeasuredIsAProblemUnlessItIsGone(t *testing.T) {
 	t.Parallel()
-	n := &node{layers: []snapshot.Layer{container("a"), container("b")}}
-	o := observerOf(n)
-	n.walkFails = map[string]error{"/layers/a": errors.New("input/output error"), "/layers/b": fs.ErrNotExist}
-	o.pass(t.Context())
-	problem := o.newest.Load().problem
-	if !strings.Contains(problem, "/layers/a") || strings.Contains(problem, "/layers/b") {
-		t.Errorf("problem %q, want one of /layers/a alone", problem)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a"), container("b")}}
+		o := observerOf(t, n)
+		n.walkFails = map[string]error{"/layers/a": errors.New("input/output error"), "/layers/b": fs.ErrNotExist}
+		start(t, o)
+		problem := o.newest.Load().problem
+		if !strings.Contains(problem, "/layers/a") || strings.Contains(problem, "/layers/b") {
+			t.Errorf("problem %q, want one of /layers/a alone", problem)
+		}
+	})
 }
 
 func TestProblemsAreToldTheSameWayEachTime(t *testing.T) {
@@ -567,18 +640,20 @@ func TestProblemsAreToldTheSameWayEachTime(t *testing.T) {
 	}
 }
 
-// TestAPassThatHangsIsTold says what it waits for, and is over when it ends.
-func TestAPassThatHangsIsTold(t *testing.T) {
+// TestAMeasurementThatHangsIsTold says what it waits for, and is over when it ends.
+// Nothing else waits for it.
+func TestAMeasurementThatHangsIsTold(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{layers: []snapshot.Layer{container("a")}}
-		o := observerOf(n)
+		o := observerOf(t, n)
 		n.set("/layers/a", 5000)
 		start(t, o)
 		hold := make(chan struct{})
 		n.mu.Lock()
 		n.hold = hold
 		n.mu.Unlock()
+		n.write()
 		time.Sleep(2 * passSlow) //nolint:forbidigo // time is the bubble's
 		synctest.Wait()
 		p := o.newest.Load()
@@ -588,11 +663,42 @@ func TestAPassThatHangsIsTold(t *testing.T) {
 		if p.facts.Layers["a"].Used == nil {
 			t.Error("the last good figures are gone")
 		}
+		if age := time.Since(p.measuredAt); age > 11*time.Second {
+			t.Errorf("who is there was found out %s ago: that waits for the measurement", age)
+		}
 		n.mu.Lock()
 		n.hold = nil
 		n.mu.Unlock()
 		close(hold)
+		time.Sleep(settled) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if p := o.newest.Load(); p.problem != "" {
+			t.Errorf("problem %q after it was over", p.problem)
+		}
+	})
+}
+
+// TestAStoreThatHangsIsTold: the last good figures stay meanwhile.
+func TestAStoreThatHangsIsTold(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := observerOf(t, n)
+		n.set("/layers/a", 5000)
+		start(t, o)
+		n.mu.Lock()
+		n.took = 10 * passSlow
+		n.mu.Unlock()
 		time.Sleep(2 * passSlow) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		p := o.newest.Load()
+		if !strings.Contains(p.problem, "containerd's store") || p.facts.Layers["a"].Used == nil {
+			t.Errorf("problem %q and figures %+v, want one that names the store, and the last good figures", p.problem, p.facts.Layers["a"].Used)
+		}
+		n.mu.Lock()
+		n.took = 0
+		n.mu.Unlock()
+		time.Sleep(200 * passSlow) //nolint:forbidigo // time is the bubble's
 		synctest.Wait()
 		if p := o.newest.Load(); p.problem != "" {
 			t.Errorf("problem %q after it was over", p.problem)
@@ -607,10 +713,10 @@ func TestASplitNodeIsSplitBeforeItsFirstContainer(t *testing.T) {
 	n := &node{layers: []snapshot.Layer{{Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}}, walks: map[string]int{}, bytes: map[string]int64{}}
 	cfg := config.Default()
 	cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot = "/images", "/layers"
-	o := newObserver(cfg, observed{
-		store: n, filesystems: n, walk: n.walk,
+	o := made(t, cfg, observed{
+		store: n, filesystems: n, measure: n.measure,
 		mountpoints: func(context.Context) ([]string, []string, error) { return []string{"/images"}, nil, nil },
-	}, zap.NewNop())
+	})
 	for _, step := range []func(){o.prime, func() { o.pass(t.Context()) }} {
 		step()
 		f := o.Facts()
@@ -624,15 +730,16 @@ func TestASplitNodeIsSplitBeforeItsFirstContainer(t *testing.T) {
 // there is none.
 func TestAContentStoreThatCantBeFoundIsNotNothing(t *testing.T) {
 	t.Parallel()
-	n := &node{
-		layers: []snapshot.Layer{{Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}},
-		places: map[string]func() (fsstats.Filesystem, error){"/images/content": says(fsstats.ErrNoAnswer)},
-	}
-	o := observerOf(n)
-	o.pass(t.Context())
-	if got := o.Facts().Images.Used; got != nil {
-		t.Errorf("images use %+v without the content store, want no figure", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		places := map[string]func() (fsstats.Filesystem, error){}
+		n := &node{layers: []snapshot.Layer{{Snapshotter: "overlayfs", Key: "image", Class: snapshot.Image}}, places: places}
+		o := observerOf(t, n)
+		places["/images/content"] = says(fsstats.ErrNoAnswer)
+		start(t, o)
+		if got := o.Facts().Images.Used; got != nil {
+			t.Errorf("images use %+v without the content store, want no figure", got)
+		}
+	})
 }
 
 // TestLocateGuessesNothing: where images are is what the runtime or the
@@ -661,7 +768,7 @@ func TestLocateGuessesNothing(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			n := &node{layers: tc.layers}
-			o := observerOf(n)
+			o := observerOf(t, n)
 			o.mountpoints = tc.mountpoints
 			tc.configure(o)
 			layout, err := o.locate(t.Context())
@@ -687,16 +794,16 @@ func TestLocateGuessesNothing(t *testing.T) {
 }
 
 // TestSlowPassThatEndsWhileItIsTold: the news of the pass must not be replaced by
-// the figures from before it.
+// what was known before it.
 func TestSlowPassThatEndsWhileItIsTold(t *testing.T) {
 	t.Parallel()
-	o := observerOf(&node{})
+	o := observerOf(t, &node{})
 	o.prime()
-	newer := &picture{facts: &diskstats.Facts{}, measuredAt: time.Now()}
+	newer := &survey{ended: time.Now()}
 	o.log = zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zapcore.EncoderConfig{}), zapcore.AddSync(io.Discard), zap.WarnLevel),
-		zap.Hooks(func(zapcore.Entry) error { o.newest.Store(newer); return nil }))
+		zap.Hooks(func(zapcore.Entry) error { o.surveyed.Store(newer); return nil }))
 	o.tellSlow(time.Now())
-	if got := o.newest.Load(); got != newer {
-		t.Errorf("the newest picture is %+v, want that of the pass that has ended", got)
+	if got := o.surveyed.Load(); got != newer {
+		t.Errorf("the newest survey is %+v, want that of the pass that has ended", got)
 	}
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent/ephemeral"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/agent/snapshotter"
 	"github.com/cleave-cri/cleave/config"
@@ -32,12 +34,21 @@ type Status struct {
 	Layout fsstats.LayoutKind `json:"layout"`
 	// Roles say which path is for what, and where it is.
 	Roles []fsstats.Place `json:"roles"`
+	// Stuck are the roles whose filesystem does not answer or can't be found. What
+	// Roles says of them is what it last was.
+	Stuck []StuckRole `json:"stuck,omitempty"`
 	// Filesystems are those of the roles, each once.
 	Filesystems []FilesystemStatus `json:"filesystems"`
-	// MeasuredAt is when the last measurement ended, nil before the first.
+	// Pods are those that the kubelet counts, with what each uses.
+	Pods []ephemeral.Usage `json:"pods,omitempty"`
+	// MeasuredAt is when it was last found out who there is, nil before the first
+	// time. Figures have their own times.
 	MeasuredAt *time.Time `json:"measuredAt,omitempty"`
-	// MeasureSeconds is how long it took.
+	// MeasureSeconds is how long that took.
 	MeasureSeconds float64 `json:"measureSeconds,omitempty"`
+	// FiguresSince is before when all that containers wrote is in their figures; nil
+	// while one is missing.
+	FiguresSince *time.Time `json:"figuresSince,omitempty"`
 	// Problem says why the figures are not whole, empty if they are.
 	Problem string `json:"problem,omitempty"`
 	// Snapshotter is about the split snapshotter, nil if none is configured.
@@ -46,6 +57,13 @@ type Status struct {
 	CRIO   *CRIOStatus    `json:"crio,omitempty"`
 	Proxy  proxy.Counters `json:"proxy"`
 	Memory MemoryStatus   `json:"memory"`
+}
+
+// StuckRole is a role that nothing new is known of.
+type StuckRole struct {
+	Role   fsstats.Role `json:"role"`
+	Since  time.Time    `json:"since"`
+	Reason string       `json:"reason"`
 }
 
 // SnapshotterStatus says in short how the split snapshotter is; its own status
@@ -137,9 +155,7 @@ type RuntimeStatus struct {
 type FilesystemStatus struct {
 	fsstats.Filesystem
 	Roles []fsstats.Role `json:"roles"`
-	// Classes add up to what is used: the largest first, at the end what
-	// belongs to nothing that was measured.
-	Classes []ClassUsage `json:"classes"`
+	Account
 }
 
 // filesystemsOf lists the filesystems of a picture, each once, in the order in
@@ -155,8 +171,16 @@ func filesystemsOf(p *picture) []FilesystemStatus {
 		out = append(out, FilesystemStatus{
 			Filesystem: place.Filesystem,
 			Roles:      []fsstats.Role{place.Role},
-			Classes:    p.classes[place.Filesystem.Device],
+			Account:    p.accounts[place.Filesystem.Device],
 		})
+	}
+	return out
+}
+
+// stuckRoles lists the roles of a picture that nothing new is known of.
+func stuckRoles(p *picture) (out []StuckRole) {
+	for _, s := range p.stuck {
+		out = append(out, StuckRole{Role: s.Role, Since: s.ProblemSince, Reason: s.Problem.Error()})
 	}
 	return out
 }
@@ -179,7 +203,7 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 	case s.MeasuredAt == nil:
 		out.Printf("Not measured yet.\n")
 	default:
-		out.Printf("Measured %s ago in %s.\n", now.Sub(*s.MeasuredAt).Round(time.Second), time.Duration(s.MeasureSeconds*float64(time.Second)).Round(time.Millisecond))
+		out.Printf("Who is there was found out %s ago in %s.\n", now.Sub(*s.MeasuredAt).Round(time.Second), time.Duration(s.MeasureSeconds*float64(time.Second)).Round(time.Millisecond))
 	}
 	if s.Problem != "" {
 		out.Printf("! Figures are incomplete: %s\n", s.Problem)
@@ -212,6 +236,9 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 			out.Printf("! %s: %s\n", r.Role, r.Note)
 		}
 	}
+	for _, r := range s.Stuck {
+		out.Printf("! %s: nothing new for %s: %s\n", r.Role, now.Sub(r.Since).Round(time.Second), r.Reason)
+	}
 
 	for _, fs := range s.Filesystems {
 		roles := make([]string, len(fs.Roles))
@@ -221,20 +248,91 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 		out.Printf("\nDevice %s (%s), %s on %s: %s\n", fs.Device, fs.Source, fs.Type, fs.Mountpoint, strings.Join(roles, ", "))
 		out.Printf("  capacity %s, used %s, available %s, %s\n",
 			page.Bytes(fs.CapacityBytes), page.Bytes(fs.UsedBytes), page.Bytes(fs.AvailableBytes), inodes(fs.Filesystem))
-		classes := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-		cw := page.NewWriter(classes)
-		for _, c := range fs.Classes {
-			note := ""
-			if c.Unmeasured > 0 {
-				note = fmt.Sprintf("  + %d not measured", c.Unmeasured)
-			}
-			cw.Printf("  %s\t%s\t%d inodes\t%s\n", c.Class, page.Bytes(c.Bytes), c.Inodes, note)
-		}
-		if err := classes.Flush(); err != nil {
+		if err := fs.Account.writeText(out, now); err != nil {
 			return err
 		}
 	}
+	if err := s.writePods(out); err != nil {
+		return err
+	}
 	return out.Err()
+}
+
+// shown is how many folders and pods are named one by one on a page.
+const shown = 3
+
+// writeText prints who holds what.
+func (a Account) writeText(out *page.Writer, now time.Time) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	tw := page.NewWriter(table)
+	for _, c := range a.Classes {
+		note := ""
+		if c.Unmeasured > 0 {
+			note = fmt.Sprintf("  + %d not measured", c.Unmeasured)
+		}
+		tw.Printf("  %s\t%s\t%d inodes\t%s\n", c.Class, page.Bytes(c.Bytes), c.Inodes, note)
+	}
+	rest, inodes := page.Bytes(unsigned(a.UnattributedBytes)), "-"
+	if a.UnattributedBytes < 0 {
+		rest = "-" + page.Bytes(unsigned(-a.UnattributedBytes))
+	}
+	if a.UnattributedInodes != nil {
+		inodes = fmt.Sprintf("%d inodes", *a.UnattributedInodes)
+	}
+	tw.Printf("  not attributed\t%s\t%s\t\n", rest, inodes)
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, k := range a.Known[:min(len(a.Known), shown)] {
+		out.Printf("    of that in %s, which belongs to no pod: %s, %d inodes\n", k.Path, page.Bytes(k.Bytes), k.Inodes)
+	}
+	if n := len(a.Known) - shown; n > 0 {
+		out.Printf("    and %d more folders (--output json has all)\n", n)
+	}
+	if a.UnattributedBytes < 0 {
+		out.Printf("    below zero: files share extents, or something was deleted since it was measured\n")
+	}
+	if a.ReservedBytes > 0 {
+		out.Printf("  %s more can be written by root only\n", page.Bytes(a.ReservedBytes))
+	}
+	if a.Oldest != nil {
+		out.Printf("  all figures are of %s ago or later", now.Sub(*a.Oldest).Round(time.Second))
+		if a.Partial > 0 {
+			out.Printf(", %d of them lower bounds", a.Partial)
+		}
+		out.Printf("\n")
+	}
+	return nil
+}
+
+// writePods prints the pods that hold most.
+func (s Status) writePods(out *page.Writer) error {
+	if len(s.Pods) == 0 {
+		return nil
+	}
+	held := func(u ephemeral.Usage) (sum uint64) {
+		for _, on := range u.HeldOn {
+			sum = saturatingAdd(sum, on.Bytes)
+		}
+		return sum
+	}
+	pods := slices.SortedStableFunc(slices.Values(s.Pods), func(a, b ephemeral.Usage) int { return cmp.Compare(held(b), held(a)) })
+	out.Printf("\n")
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	tw := page.NewWriter(table)
+	tw.Printf("POD THAT HOLDS MOST\tHOLDS\tTHE KUBELET COUNTS\n")
+	for _, p := range pods[:min(len(pods), shown)] {
+		counts := "nothing of it"
+		if p.Kubelet != nil {
+			counts = page.Bytes(p.Kubelet.Bytes)
+		}
+		note := ""
+		if p.Unknown > 0 {
+			note = fmt.Sprintf("  + %d not measured", p.Unknown)
+		}
+		tw.Printf("%s/%s\t%s\t%s%s\n", p.Namespace, p.Name, page.Bytes(held(p)), counts, note)
+	}
+	return table.Flush()
 }
 
 func (s Status) explainLayout() string {

@@ -261,8 +261,8 @@ type space struct {
 
 // mount is one line of the mount table.
 type mount struct {
-	device                   Device
-	mountpoint, fstype, from string
+	device                         Device
+	mountpoint, fstype, from, root string
 }
 
 // session is one question to the kernel: all its parts are answered from one

@@ -401,13 +401,13 @@ func TestParseMounts(t *testing.T) {
 		wantErr  bool
 	}{
 		{"empty", "", map[uint64]mount{}, false},
-		{"no newline at the end", "36 35 98:0 /r /m rw master:1 - ext3 /dev/root rw", map[uint64]mount{36: {Device{98, 0}, "/m", "ext3", "/dev/root"}}, false},
-		{"escapes", `36 35 98:0 / /a\040b\011c\012d\134e rw - ext3 /dev/x\040y rw` + "\n", map[uint64]mount{36: {Device{98, 0}, "/a b\tc\nd\\e", "ext3", "/dev/x y"}}, false},
+		{"no newline at the end", "36 35 98:0 /r /m rw master:1 - ext3 /dev/root rw", map[uint64]mount{36: {Device{98, 0}, "/m", "ext3", "/dev/root", "/r"}}, false},
+		{"escapes", `36 35 98:0 / /a\040b\011c\012d\134e rw - ext3 /dev/x\040y rw` + "\n", map[uint64]mount{36: {Device{98, 0}, "/a b\tc\nd\\e", "ext3", "/dev/x y", "/"}}, false},
 		{"two mounts at one place", "1 0 8:1 / /m rw - ext4 a rw\n2 1 8:2 / /m rw - ext4 b rw\n", map[uint64]mount{
-			1: {Device{8, 1}, "/m", "ext4", "a"}, 2: {Device{8, 2}, "/m", "ext4", "b"},
+			1: {Device{8, 1}, "/m", "ext4", "a", "/"}, 2: {Device{8, 2}, "/m", "ext4", "b", "/"},
 		}, false},
 		{"line of 200 kB", "1 0 0:9 / /m rw - overlay overlay " + long + "\n2 1 8:2 / /n rw - ext4 b rw\n", map[uint64]mount{
-			1: {Device{0, 9}, "/m", "overlay", "overlay"}, 2: {Device{8, 2}, "/n", "ext4", "b"},
+			1: {Device{0, 9}, "/m", "overlay", "overlay", "/"}, 2: {Device{8, 2}, "/n", "ext4", "b", "/"},
 		}, false},
 		{"not a mount table", "hello\n", nil, true},
 	} {

@@ -3,9 +3,12 @@ package fsstats
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -34,6 +37,7 @@ func parseMounts(r io.Reader) (map[uint64]mount, error) {
 		table[uint64(i.ID)] = mount{
 			device:     Device{Major: uint32(i.Major), Minor: uint32(i.Minor)},
 			mountpoint: i.Mountpoint,
+			root:       i.Root,
 			fstype:     i.FSType,
 			from:       i.Source,
 		}
@@ -63,4 +67,31 @@ func withoutLongOptions(r io.Reader) (io.Reader, error) {
 			return &out, nil
 		}
 	}
+}
+
+// Mount is one mount of the mount table (proc_pid_mountinfo(5)).
+type Mount struct {
+	// Device identifies the filesystem; see the package comment.
+	Device Device
+	// Mountpoint is where it is mounted, Root which folder of the filesystem is:
+	// "/" for the whole of it.
+	Mountpoint, Root string
+	// Type is the kernel's name of the filesystem type.
+	Type string
+}
+
+// Mounts lists the mount table in the order of mountpoints; of those at one
+// mountpoint the one mounted last comes last. No filesystem is asked.
+func (p *Prober) Mounts() ([]Mount, error) {
+	table, err := p.src.mounts()
+	if err != nil {
+		return nil, fmt.Errorf("read mount table: %w", err)
+	}
+	list := make([]Mount, 0, len(table))
+	for _, id := range slices.Sorted(maps.Keys(table)) {
+		m := table[id]
+		list = append(list, Mount{Device: m.device, Mountpoint: m.mountpoint, Root: m.root, Type: m.fstype})
+	}
+	slices.SortStableFunc(list, func(a, b Mount) int { return cmp.Compare(a.Mountpoint, b.Mountpoint) })
+	return list, nil
 }

@@ -116,6 +116,10 @@ func (w *Watcher) Close() error {
 	return nil
 }
 
+// Prober gives a Prober that reads the mount table only after it has changed. It
+// is good until Close.
+func (w *Watcher) Prober() *Prober { return w.prober }
+
 // View gives the newest that is known. It never waits.
 func (w *Watcher) View() *View { return w.newest.Load() }
 

@@ -158,7 +158,7 @@ func TestStatusOutput(t *testing.T) {
 		Version: "1.2.3", Mode: "cri", PID: 42, Listen: "unix:///l.sock",
 		Runtime:     agent.RuntimeStatus{Endpoint: "unix:///r.sock", Name: "containerd", Version: "v2.4.2"},
 		Roles:       []fsstats.Place{{Role: fsstats.NodeFS, Reported: "/", Filesystem: fs}},
-		Filesystems: []agent.FilesystemStatus{{Filesystem: fs, Roles: []fsstats.Role{fsstats.NodeFS}, Classes: []agent.ClassUsage{{Class: "images", Bytes: 1}}}},
+		Filesystems: []agent.FilesystemStatus{{Filesystem: fs, Roles: []fsstats.Role{fsstats.NodeFS}, Account: agent.Account{Classes: []agent.ClassUsage{{Class: "images", Bytes: 1}}}}},
 	}
 	socket := serveStatus(t, want)
 	file := writeConfig(t, "version: 1\n")

@@ -367,6 +367,18 @@ func (b *book) gateOpen(p *part) bool {
 	return s != nil && (p.figure == nil || !s.changed.Before(p.figure.Started))
 }
 
+// unmoved is until when a part's figure is known to be as good as when it was made.
+func (b *book) unmoved(p *part) time.Time {
+	switch s := b.spaces[p.fs]; {
+	case p.figure == nil:
+		return time.Time{}
+	case p.path == "" || s == nil || p.stale || b.gateOpen(p) || s.last.At.Before(p.figure.Finished):
+		return p.figure.Finished
+	default:
+		return s.last.At
+	}
+}
+
 // hintsWanted gives the owners of whom it matters whether they have written.
 func (b *book) hintsWanted() []owner {
 	wanted := map[owner]bool{}
@@ -672,8 +684,11 @@ func (b *book) view(now time.Time, known map[FS][]Known) *View {
 			v.Owners = append(v.Owners, OwnerView{Kind: key.Kind, ID: key.ID})
 		}
 		o := &v.Owners[len(v.Owners)-1]
-		pv := PartView{Name: key.Part, Path: p.path, FS: p.fs, Figure: p.figure, Problem: p.problem}
-		for _, began := range p.running {
+		pv := PartView{Name: key.Part, Path: p.path, FS: p.fs, Figure: p.figure, Unmoved: b.unmoved(p), Gone: p.gone, Problem: p.problem}
+		for why, began := range p.running {
+			if why == refresh {
+				continue
+			}
 			if pv.Measuring.IsZero() || began.Before(pv.Measuring) {
 				pv.Measuring = began
 			}

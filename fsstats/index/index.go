@@ -246,10 +246,18 @@ type PartView struct {
 	FS FS
 	// Figure is the last good figure, nil before the first: unknown is not zero.
 	Figure *Figure
+	// Unmoved is until when what is used on its filesystem has not moved since the
+	// figure was begun, as far as was looked: a figure that is older than its last
+	// measurement looks. It is Figure.Finished where it has moved, and for a figure
+	// that is given; zero without a figure.
+	Unmoved time.Time
+	// Gone says that its folder is not there.
+	Gone bool
 	// Problem says why there is no newer one.
 	Problem string
 	// Measuring is since when it is being measured, zero if it is not: a long time
-	// means a very large tree or a disk that hangs.
+	// means a very large tree or a disk that hangs. The slow refresh, which may take
+	// long, does not count.
 	Measuring time.Time
 }
 

@@ -151,19 +151,20 @@ func (c *Cleave) Metrics(ctx context.Context) (string, error) {
 	return agent.FetchMetrics(ctx, c.cfg.Control.Endpoint.Path())
 }
 
-// WaitMeasured waits until a measurement that began after now is published.
+// WaitMeasured waits until all that containers wrote before now is in their
+// figures.
 func (c *Cleave) WaitMeasured(ctx context.Context) (agent.Status, error) {
 	return c.WaitMeasuredAfter(ctx, time.Now())
 }
 
-// WaitMeasuredAfter waits until a measurement that began after a moment is
-// published.
+// WaitMeasuredAfter waits until all that containers wrote before a moment is in
+// their figures.
 func (c *Cleave) WaitMeasuredAfter(ctx context.Context, moment time.Time) (agent.Status, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		s, err := c.Status(ctx)
-		if err == nil && s.MeasuredAt != nil && s.MeasuredAt.Add(-time.Duration(s.MeasureSeconds*float64(time.Second))).After(moment) {
+		if err == nil && s.FiguresSince != nil && s.FiguresSince.After(moment) {
 			return s, nil
 		}
 		select {
