@@ -30,6 +30,12 @@ type RequestFunc func(ctx context.Context, request []byte) ([]byte, error)
 // Unavailable. A panic lets the call pass, and is counted.
 type GateFunc func(ctx context.Context) error
 
+// HoldFunc holds up a call until it may be made, as a [GateFunc] does, by its
+// request, which it must not write to. What it returns is called when the call
+// has ended; nil if nobody has to know. It is called once for each request of a
+// unary call, which has one unless it is ill-formed, and not for streams.
+type HoldFunc func(ctx context.Context, request []byte) (ended func(), err error)
+
 // Chain returns an AnswerFunc that applies two, the second to what the first made
 // of the answer, or to the answer itself where the first failed.
 func Chain(first, second AnswerFunc) AnswerFunc {
@@ -66,7 +72,7 @@ const (
 	// for one of the slots included. It guards against bugs: a good one takes microseconds.
 	InterceptLimit = 50 * time.Millisecond
 
-	// GateLimit is how long a GateFunc may hold up a call.
+	// GateLimit is how long a GateFunc or a HoldFunc may hold up a call.
 	GateLimit = 5 * time.Second
 
 	// interceptsAtOnce bounds the AnswerFuncs that run at one time, those
@@ -85,6 +91,7 @@ const (
 
 	ofRequest = "request "
 	ofGate    = "gate "
+	ofHold    = "hold "
 )
 
 // guard runs AnswerFuncs and their like so that none of them can do harm.
@@ -93,6 +100,7 @@ type guard struct {
 	fallbacks map[string]AnswerFunc
 	requests  map[string]RequestFunc
 	gates     map[string]GateFunc
+	holds     map[string]HoldFunc
 
 	counters *counters
 	log      *zap.Logger
@@ -101,14 +109,14 @@ type guard struct {
 
 func newGuard(cfg Config, c *counters, log *zap.Logger) *guard {
 	return &guard{
-		answers: cfg.Interceptors, fallbacks: cfg.Fallbacks, requests: cfg.Requests, gates: cfg.Gates,
+		answers: cfg.Interceptors, fallbacks: cfg.Fallbacks, requests: cfg.Requests, gates: cfg.Gates, holds: cfg.Holds,
 		counters: c, log: log, slots: make(chan struct{}, interceptsAtOnce),
 	}
 }
 
 // knows reports whether there is anything to do for a method.
 func (g *guard) knows(method string) bool {
-	return g.answers[method] != nil || g.requests[method] != nil || g.gates[method] != nil
+	return g.answers[method] != nil || g.requests[method] != nil || g.gates[method] != nil || g.holds[method] != nil
 }
 
 // pass returns when a call may be made, or the error to answer with.
@@ -125,7 +133,35 @@ func (g *guard) pass(ctx context.Context, method string) (err error) {
 	}()
 	limited, cancel := context.WithTimeout(ctx, GateLimit)
 	defer cancel()
-	if err = gate(limited); err == nil {
+	return refusal(ctx, gate(limited))
+}
+
+// hold returns when a call with this request may be made, and what to call when
+// it has ended; or the error to answer with.
+func (g *guard) hold(ctx context.Context, method string, request *frame) (ended func(), err error) {
+	fn := g.holds[method]
+	if fn == nil {
+		return func() {}, nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			g.count(method, ofHold+reasonPanic, panicError{p})
+			err = nil
+		}
+		if ended == nil {
+			ended = func() {}
+		}
+	}()
+	limited, cancel := context.WithTimeout(ctx, GateLimit)
+	defer cancel()
+	ended, err = fn(limited, request.data.Materialize())
+	return ended, refusal(ctx, err)
+}
+
+// refusal is what a caller whose call is not made gets for the error of a gate
+// or hold.
+func refusal(ctx context.Context, err error) error {
+	if err == nil {
 		return nil
 	}
 	if ctx.Err() != nil {

@@ -3,7 +3,9 @@ package proxy_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,4 +192,54 @@ func TestChain(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A call with a hold is made with the caller's own bytes, and the hold learns of
+// its end, however that comes about.
+func TestHolds(t *testing.T) {
+	t.Parallel()
+	const method = "/runtime.v1.RuntimeService/CreateContainer"
+	var ended atomic.Int32
+	end := func() { ended.Add(1) }
+	for name, tc := range map[string]struct {
+		hold    proxy.HoldFunc
+		code    codes.Code
+		message string
+		counted int
+		ended   int32
+	}{
+		"made":          {func(_ context.Context, r []byte) (func(), error) { return end, wrongRequest(r) }, codes.OK, "", 0, 1},
+		"nobody to end": {func(context.Context, []byte) (func(), error) { return nil, nil }, codes.OK, "", 0, 0},
+		"error":         {func(context.Context, []byte) (func(), error) { return nil, errors.New("being deleted") }, codes.Unavailable, "cleave: being deleted", 0, 0},
+		"own status":    {func(context.Context, []byte) (func(), error) { return nil, status.Error(codes.Aborted, "so") }, codes.Aborted, "so", 0, 0},
+		"panic":         {func(context.Context, []byte) (func(), error) { panic("bug") }, codes.OK, "", 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ended.Store(0)
+			w := newWorld(t, proxy.Config{Holds: map[string]proxy.HoldFunc{method: tc.hold}})
+			call := proxytest.Call{Method: method, Requests: [][]byte{[]byte("request")}}
+			want := proxytest.Do(t.Context(), w.direct, call)
+			got := proxytest.Do(t.Context(), w.through, call)
+			if tc.code == codes.OK {
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+			} else if got.Code != tc.code || got.Message != tc.message {
+				t.Errorf("answered %v %q", got.Code, got.Message)
+			}
+			if n := len(w.server.Counters().Fallbacks); n != tc.counted {
+				t.Errorf("counted: %v", w.server.Counters().Fallbacks)
+			}
+			if n := ended.Load(); n != tc.ended {
+				t.Errorf("ended %d times", n)
+			}
+		})
+	}
+}
+
+func wrongRequest(r []byte) error {
+	if string(r) != "request" {
+		return fmt.Errorf("it got %q", r)
+	}
+	return nil
 }

@@ -134,10 +134,15 @@ func (r *relay) oneEachWay(ss grpc.ServerStream, method string, request *frame) 
 		return err
 	}
 	r.guard.ask(ctx, method, request)
+	ended, err := r.guard.hold(ctx, method, request)
+	if err != nil {
+		return err
+	}
+	defer ended()
 	out, opts := outgoing(ctx, grpc.Header(&header), grpc.Trailer(&trailer))
 	answer := &lastFrame{}
 	defer answer.free()
-	err := r.upstream.Invoke(out, method, request, &answer.frame, opts...)
+	err = r.upstream.Invoke(out, method, request, &answer.frame, opts...)
 	// Neither call can fail but where the caller is gone: nothing has been sent yet.
 	if len(header) > 0 {
 		_ = grpc.SetHeader(ctx, header) //nolint:errcheck // see above
@@ -173,6 +178,14 @@ func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDes
 	if err := r.guard.pass(ctx, method); err != nil {
 		return err
 	}
+	for i := range received {
+		r.guard.ask(ctx, method, &received[i])
+		ended, err := r.guard.hold(ctx, method, &received[i])
+		if err != nil {
+			return err
+		}
+		defer ended()
+	}
 	out, opts := outgoing(ctx)
 	// Cancelling ends the call towards the runtime however this function is left.
 	out, cancel := context.WithCancel(out)
@@ -183,7 +196,6 @@ func (r *relay) carry(ss grpc.ServerStream, method string, shape *grpc.StreamDes
 		return r.statusOf(err, false)
 	}
 	for i := range received {
-		r.guard.ask(ctx, method, &received[i])
 		if err := cs.SendMsg(&received[i]); errors.Is(err, io.EOF) {
 			break // the runtime ended the call; its status comes with the answers
 		} else if err != nil {

@@ -36,8 +36,8 @@ type Config struct {
 	// exist yet.
 	Upstream string
 	// Interceptors are the answers to improve, by full method name
-	// ("/runtime.v1.ImageService/ImageFsInfo"). Only these and Requests are ever
-	// decoded.
+	// ("/runtime.v1.ImageService/ImageFsInfo"). Only these, Requests
+	// and Holds are ever decoded.
 	Interceptors map[string]AnswerFunc
 	// Fallbacks are for answers that must not pass unchanged when their interceptor
 	// fails. Nothing guards against one that takes long, so it only picks a value
@@ -47,6 +47,8 @@ type Config struct {
 	Requests map[string]RequestFunc
 	// Gates are the calls that may have to wait before they are made.
 	Gates map[string]GateFunc
+	// Holds are the calls that may have to wait because of what they ask for.
+	Holds map[string]HoldFunc
 	// Dial, if set, connects to the runtime instead of a plain dial of
 	// Upstream. Callers get its error in the message of an Unavailable.
 	Dial func(ctx context.Context) (net.Conn, error)
