@@ -69,6 +69,8 @@ type Item struct {
 	// it was not measured. Error is why the thing is still there.
 	ActualBytes *int64 `json:",omitempty"`
 	Error       string `json:",omitempty"`
+	// Note is what else came to light: who holds what did not come free.
+	Note string `json:",omitempty"`
 }
 
 // Verdict says whether the reclaim was enough (engine.Config.Resolved).
@@ -95,8 +97,10 @@ type Evicted struct {
 type ImageChoice struct {
 	Policy garbage.ImagePolicy
 	Known  garbage.Images
-	// InUse are the keys of the images that containers use.
+	// InUse are the keys of the images that containers use, or that stay for
+	// another reason; Kept has the reasons by key, where they are not plain use.
 	InUse map[string]bool
+	Kept  map[string]string `json:",omitempty"`
 	// Layers are those of each image by key. If they are nil, reported sizes
 	// count, as in the kubelet.
 	Layers map[string][]garbage.Layer `json:",omitempty"`
@@ -127,27 +131,38 @@ func (c ImageChoice) Items() []Item {
 	return out
 }
 
-// ContainerChoice is what dead containers were picked from.
+// ContainerChoice is what dead containers, and sandboxes, were picked from.
 type ContainerChoice struct {
 	Policy     garbage.ContainerPolicy
 	Containers []garbage.Container
+	Sandboxes  []garbage.Sandbox `json:",omitempty"`
 	Pods       garbage.Pods
 	Now        time.Time
 	// Pressure says that it was reclaim that asked, not the clock.
 	Pressure bool
-	// Bytes are what the containers have, by id, as far as that is known.
+	// Bytes are what containers and sandboxes have, by id, as far as that is
+	// known.
 	Bytes map[string]int64 `json:",omitempty"`
 }
 
-// Items picks.
+// Items picks: containers, and then the sandboxes that have none any more.
 func (c ContainerChoice) Items() []Item {
 	var out []Item
-	for _, r := range c.Policy.Dead(c.Containers, c.Pods, c.Now, c.Pressure) {
-		item := Item{ID: r.Container.ID, Rule: r.Rule}
-		if bytes, ok := c.Bytes[r.Container.ID]; ok {
+	add := func(id, rule string) {
+		item := Item{ID: id, Rule: rule}
+		if bytes, ok := c.Bytes[id]; ok {
 			item.ExpectedBytes = &bytes
 		}
 		out = append(out, item)
+	}
+	gone := map[string]bool{}
+	for _, r := range c.Policy.Dead(c.Containers, c.Pods, c.Now, c.Pressure) {
+		gone[r.Container.ID] = true
+		add(r.Container.ID, r.Rule)
+	}
+	left := slices.DeleteFunc(slices.Clone(c.Containers), func(d garbage.Container) bool { return gone[d.ID] })
+	for _, s := range garbage.Sandboxes(c.Sandboxes, left, c.Pods, c.Pressure) {
+		add(s.ID, "CGC-9")
 	}
 	return out
 }

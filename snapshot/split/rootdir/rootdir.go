@@ -6,7 +6,7 @@
 // symlink is followed and no mount is crossed, whoever planted it.
 //
 // It imports nothing else of this module. Only snapshot/split, the packages below
-// it and agent/rootbind may import it.
+// it, agent/rootbind and reclaim may import it.
 package rootdir
 
 import (
@@ -33,6 +33,8 @@ type Place struct {
 	// Changed is the time of the last change of the inode (st_ctime) in
 	// nanoseconds since 1970.
 	Changed int64
+	// Modified is the time of the last change of the content (st_mtime), likewise.
+	Modified int64
 	// IsMountRoot says that the folder is the root of its mount; IsMountRootKnown
 	// that the kernel told (Linux 5.8).
 	IsMountRoot, IsMountRootKnown bool
@@ -53,6 +55,9 @@ func (p Place) Same(q Place) bool {
 
 // IsDir reports whether it is a folder.
 func (p Place) IsDir() bool { return p.Mode&unix.S_IFMT == unix.S_IFDIR }
+
+// IsFile reports whether it is a regular file.
+func (p Place) IsFile() bool { return p.Mode&unix.S_IFMT == unix.S_IFREG }
 
 // Root is an open folder. Its methods may be called from several goroutines,
 // also while it is closed: they then fail with an error that wraps
@@ -428,8 +433,8 @@ func statx(dir int, name string, flags int) (Place, error) {
 	}
 	p := Place{
 		Device: unix.Mkdev(stx.Dev_major, stx.Dev_minor), Inode: stx.Ino,
-		Changed: stx.Ctime.Sec*1e9 + int64(stx.Ctime.Nsec),
-		UID:     stx.Uid, GID: stx.Gid, Mode: uint32(stx.Mode),
+		Changed: stx.Ctime.Sec*1e9 + int64(stx.Ctime.Nsec), Modified: stx.Mtime.Sec*1e9 + int64(stx.Mtime.Nsec),
+		UID: stx.Uid, GID: stx.Gid, Mode: uint32(stx.Mode),
 		Blocks: stx.Blocks, Links: stx.Nlink, SizeBytes: int64(stx.Size),
 	}
 	if stx.Mask&unix.STATX_MNT_ID != 0 {

@@ -1,0 +1,228 @@
+// Package reclaim deletes what the engine picked: dead containers and sandboxes,
+// unused images, logs of pods that are gone and rotated logs. Nothing is decided
+// here. A plan is a value, a step of engine/record: what there was to pick from
+// and what was picked. It is made by Choice and its Items, shown by Page, and
+// carried out by Run, item by item:
+//
+//   - Just before it acts it looks at the item again. What is not as the plan has
+//     it is a surprise, and ends the step (ErrSurprise): a new plan is needed.
+//   - A fact that can't be had is a surprise, too. Nothing is deleted for want of
+//     a reason not to.
+//   - After each deletion it waits for the space, for some seconds in all, and
+//     notes what came free. What did not is explained, if somebody knows.
+//
+// Check does the same without deleting.
+//
+// It imports engine, engine/record and engine/garbage, agent/page, and
+// snapshot/split/rootdir for confined deletions in the pods' log directory. Only
+// agent may import it, which supplies the interfaces that it asks.
+package reclaim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/record"
+)
+
+const (
+	// patience is how long one step waits in all for space to come free:
+	// filesystems and runtimes free in the background.
+	patience = 5 * time.Second
+	// pollFirst and pollLast are the first and the longest pause between two
+	// looks at the filesystem.
+	pollFirst = time.Millisecond
+	pollLast  = 100 * time.Millisecond
+	// nearBytes is how much less than expected may come free without an
+	// explanation, or a hundredth of it if that is more: filesystems keep some
+	// blocks of their own.
+	nearBytes = 1 << 20
+
+	// askTimeout bounds a question, deleteTimeout a deletion: a layer of 200 000
+	// files takes 5 s (CTD-84), on a busy disk a multiple of that.
+	askTimeout    = 15 * time.Second
+	deleteTimeout = 3 * time.Minute
+)
+
+// ErrSurprise says that something is not as the plan has it, or could not be
+// looked at. Items behind it were not tried.
+var ErrSurprise = errors.New("the plan does not hold any more")
+
+// Space is the filesystem that a step is to free.
+type Space interface {
+	// AvailableBytes asks the kernel (statfs(2), f_bavail).
+	AvailableBytes(ctx context.Context) (int64, error)
+}
+
+// Holders knows who may hold space.
+type Holders interface {
+	// Holders says in a few words who holds what did not come free when an item
+	// was deleted; empty if it does not know.
+	Holders(ctx context.Context, kind string, item record.Item, missingBytes int64) string
+}
+
+// Site is where an executor works. Space is required.
+type Site struct {
+	Space   Space
+	Holders Holders
+}
+
+// removal is an item that was looked at and may go.
+type removal struct {
+	// what names it to people and to Holders: "image", "container".
+	what string
+	// delete does it. nil: there is nothing to do.
+	delete func(ctx context.Context) error
+	// hurry, if it is set, is called once if the space does not come at once.
+	hurry func(ctx context.Context) error
+	// release is called when it is over; may be nil.
+	release func()
+}
+
+func (r removal) done() {
+	if r.release != nil {
+		r.release()
+	}
+}
+
+// examine looks at an item just before it goes. Its error is a surprise.
+type examine func(ctx context.Context, item record.Item) (removal, error)
+
+// check looks at all items and deletes nothing.
+func check(ctx context.Context, step record.Step, look examine) (record.Step, error) {
+	step.Items = append([]record.Item(nil), step.Items...)
+	for i := range step.Items {
+		r, err := look(ctx, step.Items[i])
+		if err != nil {
+			return surprise(step, i, err)
+		}
+		r.done()
+	}
+	return step, nil
+}
+
+func surprise(step record.Step, i int, err error) (record.Step, error) {
+	step.Items[i].Error = err.Error()
+	return step, fmt.Errorf("reclaim %s: %w: %s: %w", step.Kind, ErrSurprise, step.Items[i].ID, err)
+}
+
+// run carries out a step and returns it with what came of each item. It ends
+// early when the step's need is met.
+func (s Site) run(ctx context.Context, step record.Step, look examine) (record.Step, error) {
+	step.Items = append([]record.Item(nil), step.Items...)
+	left := patience
+	need, limited := needOf(step)
+	var gained int64
+	for i := range step.Items {
+		if limited && gained >= need {
+			break
+		}
+		item := &step.Items[i]
+		if err := ctx.Err(); err != nil {
+			return step, fmt.Errorf("reclaim %s: %w", step.Kind, err)
+		}
+		r, err := look(ctx, *item)
+		if err != nil {
+			return surprise(step, i, err)
+		}
+		err = s.remove(ctx, item, r, &left)
+		r.done()
+		if item.ActualBytes != nil {
+			gained += *item.ActualBytes
+		}
+		if err != nil {
+			item.Error = err.Error()
+			return step, fmt.Errorf("reclaim %s: %s: %w", step.Kind, item.ID, err)
+		}
+	}
+	return step, nil
+}
+
+// needOf is how much a step is to free; false if all that it can.
+func needOf(step record.Step) (int64, bool) {
+	switch {
+	case step.Images != nil && step.Images.NeedBytes != garbage.Everything:
+		return step.Images.NeedBytes, true
+	case step.Logs != nil && step.Logs.NeedBytes != garbage.Everything:
+		return step.Logs.NeedBytes, true
+	default:
+		return 0, false
+	}
+}
+
+// remove deletes one item and measures what came free.
+func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *time.Duration) error {
+	before, err := s.Space.AvailableBytes(ctx)
+	if err != nil {
+		// Without it nobody could say what came free.
+		return fmt.Errorf("%w: read the free space: %w", ErrSurprise, err)
+	}
+	deleting, cancel := context.WithTimeout(ctx, deleteTimeout)
+	defer cancel()
+	if err := r.delete(deleting); err != nil {
+		// It may be gone all the same.
+		if after, measureErr := s.Space.AvailableBytes(context.WithoutCancel(ctx)); measureErr == nil && after > before {
+			gain := after - before
+			item.ActualBytes = &gain
+		}
+		return err
+	}
+	gain, err := s.settle(ctx, before, item.ExpectedBytes, r.hurry, left)
+	if err != nil {
+		item.Note = fmt.Sprintf("what came free is not known: %v", err)
+		return nil
+	}
+	item.ActualBytes = &gain
+	if item.ExpectedBytes == nil {
+		return nil
+	}
+	if missing := *item.ExpectedBytes - gain; missing > near(*item.ExpectedBytes) {
+		item.Note = fmt.Sprintf("%d bytes did not come free", missing)
+		if s.Holders != nil {
+			if who := s.Holders.Holders(ctx, r.what, *item, missing); who != "" {
+				item.Note += ": " + who
+			}
+		}
+	}
+	return nil
+}
+
+func near(expectedBytes int64) int64 { return max(nearBytes, expectedBytes/100) }
+
+// settle waits until what was expected has come free, as long as there is time
+// left, and returns what came.
+func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry func(context.Context) error, left *time.Duration) (int64, error) {
+	pause := pollFirst
+	last := int64(-1)
+	for {
+		now, err := s.Space.AvailableBytes(ctx)
+		if err != nil {
+			return 0, err
+		}
+		gain := now - before
+		if expected == nil || gain >= *expected || gain == last && gain >= *expected-near(*expected) || *left <= 0 {
+			return gain, nil
+		}
+		if hurry != nil {
+			if err := hurry(ctx); err != nil {
+				return gain, nil // then it comes when it comes
+			}
+			hurry = nil
+			continue
+		}
+		last = gain
+		wait := min(pause, *left)
+		pause = min(2*pause, pollLast)
+		*left -= wait
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return gain, nil
+		}
+	}
+}
