@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/record"
@@ -89,7 +90,8 @@ func each(out *page.Writer, file string, visit func(r record.Record, line int) e
 	if err != nil {
 		return fmt.Errorf("read records: %w", err)
 	}
-	reader := record.NewReader(f)
+	lines, err := linesOf(f)
+	reader := record.NewReader(lines)
 	for err == nil {
 		var r record.Record
 		if r, err = reader.Next(); err == nil {
@@ -106,4 +108,16 @@ func each(out *page.Writer, file string, visit func(r record.Record, line int) e
 		err = fmt.Errorf("%s: %w", file, err)
 	}
 	return errors.Join(err, f.Close())
+}
+
+// linesOf are the records in a file, which may be a flight recorder's.
+func linesOf(f *os.File) (io.Reader, error) {
+	if !flight.Is(f) {
+		return f, nil
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return f, err
+	}
+	return flight.Lines(f, info.Size())
 }
