@@ -26,7 +26,7 @@ func (g *group) topChain() string {
 
 // Build makes the picture. The contents must not be changed afterwards.
 func Build(c *Contents, figures Figures) *Picture {
-	p := &Picture{At: c.At, Unread: slices.Clone(c.Unread), store: newStore(c, figures), byKey: map[Key]int{}}
+	p := &Picture{At: c.At, Unread: slices.Clone(c.Unread), Unsettled: c.Unsettled, store: newStore(c, figures), byKey: map[Key]int{}}
 	p.gather()
 	p.sum()
 	p.use()

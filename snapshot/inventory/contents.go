@@ -28,6 +28,9 @@ type Contents struct {
 	// Unread says what could not be read, a sentence each. While there is any,
 	// nobody may conclude that something is not referred to.
 	Unread []string
+	// Unsettled says that the store was changing all the time while it was read:
+	// parts may be of different moments.
+	Unsettled bool
 }
 
 // Namespace is one of containerd's namespaces. Apart from the bytes of blobs it

@@ -136,6 +136,9 @@ type Picture struct {
 	// Unread says what could not be read. While there is any, nothing may be
 	// deleted on the picture's word.
 	Unread []string
+	// Unsettled says that the store was changing all the time while it was read.
+	// Figures may be off by what changed.
+	Unsettled bool
 	// Images are sorted by key.
 	Images []Image
 	// Total is what all snapshots, blobs and downloads take together, Duplicate what

@@ -294,10 +294,15 @@ func (r Resource) target() (target, bool) {
 	case "ingests":
 		return target{kind: nodeIngest, key: r.ID}, true
 	}
-	if name, ok := strings.CutPrefix(r.Type, "snapshots/"); ok {
+	if name, ok := r.Snapshotter(); ok {
 		return target{kind: nodeSnapshot, snapshotter: name, key: r.ID}, true
 	}
 	return target{}, false
+}
+
+// Snapshotter is the snapshotter of a resource that is a snapshot.
+func (r Resource) Snapshotter() (name string, ok bool) {
+	return strings.CutPrefix(r.Type, "snapshots/")
 }
 
 // linkFlat holds an object without what it refers to by labels: of an image its
