@@ -205,6 +205,13 @@ bench-engine: ## What one decision costs (500 pods, 1 000 images), and how fast 
 	  /^FAIL/ { failed = 1 } \
 	  END { if (failed || !least) { print "bench-engine: a benchmark failed" > "/dev/stderr"; exit 1 }; printf "BENCH engine.sim.steps_per_minute %d steps\n", least }'
 
+.PHONY: bench-inventory
+bench-inventory: ## What the picture of 1 000 images with 5 000 layers costs: time, and memory with all that it is made from
+	@go test -run '^$$' -bench '^BenchmarkBuild$$' ./snapshot/inventory | awk ' \
+	  /^BenchmarkBuild/ { printf "BENCH inventory.build_ms %.1f ms\nBENCH inventory.heap_mib %.1f MiB\n", $$3 / 1e6, $$5; done = 1 } \
+	  /^FAIL/ { failed = 1 } \
+	  END { if (failed || !done) { print "bench-inventory: the benchmark failed" > "/dev/stderr"; exit 1 } }'
+
 .PHONY: bench-snapshotter
 bench-snapshotter: deps build ## What the split snapshotter costs and gains beside overlayfs (root)
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null

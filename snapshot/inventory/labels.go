@@ -52,6 +52,8 @@ const (
 	// nodeFlat is a blob or snapshot without what it refers to, for leases that
 	// hold just these.
 	nodeFlat
+	// nodeName is a name that something has attached itself to.
+	nodeName
 )
 
 // target is what a label names.

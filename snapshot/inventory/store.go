@@ -22,8 +22,12 @@ type store struct {
 	weighs  []bool
 
 	byName map[name]int32
-	bytes  map[string]int32 // nodeBytes by digest
-	flat   map[int32]int32
+	// names are nodes for names that something has attached itself to, apart
+	// from the object of that name: whoever refers to the name keeps what is
+	// attached to it, even if there is no such object (any more).
+	names map[name]int32
+	bytes map[string]int32 // nodeBytes by digest
+	flat  map[int32]int32
 	// flatSnapshot are those nodeFlat that stand for a snapshot, not a blob.
 	flatSnapshot map[int32]bool
 	edges        []edge
@@ -44,17 +48,20 @@ func newStore(c *Contents, figures Figures) *store {
 		n += len(ns.Images) + len(ns.Blobs) + len(ns.Ingests) + len(ns.Leases) + len(ns.Snapshots) + len(ns.Containers) + len(ns.Sandboxes)
 	}
 	s := &store{
-		contents: c, objects: make([]object, 0, n), byName: make(map[name]int32, n),
+		contents: c, objects: make([]object, 0, n), byName: make(map[name]int32, n), names: map[name]int32{},
 		bytes: map[string]int32{}, flat: map[int32]int32{}, flatSnapshot: map[int32]bool{}, edges: make([]edge, 0, 4*n),
 	}
 	s.list()
 	s.share()
 	for i := range c.Namespaces {
+		s.attach(int32(i), &c.Namespaces[i])
+	}
+	for i := range c.Namespaces {
 		s.refer(int32(i), &c.Namespaces[i])
 	}
 	s.graph = newGraph(len(s.objects), s.edges, s.roots)
 	s.weigh(figures)
-	s.edges, s.roots = nil, nil
+	s.edges, s.roots, s.names = nil, nil, nil
 	return s
 }
 
@@ -144,16 +151,18 @@ func (s *store) find(namespace int32, t target) (int32, bool) {
 	return node, ok
 }
 
-// link makes a reference, unless it goes to something that is not there, or to
-// an image that no reference is needed for.
+// link makes a reference. Who removes an image that is a root by itself removes it
+// whoever refers to it, so such references don't count.
 func (s *store) link(from int32, namespace int32, t target) {
+	if at, ok := s.names[name{namespace, t.kind, t.snapshotter, t.key}]; ok {
+		s.edge(from, at)
+	}
 	if to, ok := s.find(namespace, t); ok && !s.rootRecord(to) {
 		s.edge(from, to)
 	}
 }
 
-// rootRecord says that a node is an image that is a root by itself. Who removes
-// an image removes it whoever refers to it, so such references don't count.
+// rootRecord says that a node is an image that is a root by itself.
 func (s *store) rootRecord(node int32) bool {
 	o := s.objects[node]
 	return o.kind == nodeRecord && !expired(s.contents.Namespaces[o.namespace].Images[o.index].Labels, s.contents.At)
@@ -167,8 +176,6 @@ func (s *store) refer(n int32, ns *Namespace) {
 		node := s.byName[name{n, nodeRecord, "", r.Name}]
 		if s.rootRecord(node) {
 			s.roots = append(s.roots, node)
-		} else {
-			s.linkBack(node, n, r.Labels)
 		}
 		s.link(node, n, target{kind: nodeBlob, key: r.Target})
 		s.linkLabels(node, n, r.Labels)
@@ -178,7 +185,6 @@ func (s *store) refer(n int32, ns *Namespace) {
 		b := &ns.Blobs[i]
 		node := s.byName[name{n, nodeBlob, "", b.Digest}]
 		s.linkLabels(node, n, b.Labels)
-		s.linkBack(node, n, b.Labels)
 		s.linkIf(node, n, b.Labels)
 		if isRoot(b.Labels) {
 			s.roots = append(s.roots, node)
@@ -191,7 +197,6 @@ func (s *store) refer(n int32, ns *Namespace) {
 			s.link(node, n, target{kind: nodeSnapshot, snapshotter: sn.Snapshotter, key: sn.Parent})
 		}
 		s.linkLabels(node, n, sn.Labels)
-		s.linkBack(node, n, sn.Labels)
 		if isRoot(sn.Labels) {
 			s.roots = append(s.roots, node)
 		}
@@ -204,7 +209,6 @@ func (s *store) refer(n int32, ns *Namespace) {
 			s.link(node, n, target{kind: nodeSnapshot, snapshotter: c.Snapshotter, key: c.SnapshotKey})
 		}
 		s.linkLabels(node, n, c.Labels)
-		s.linkBack(node, n, c.Labels)
 	}
 	for i := range ns.Sandboxes {
 		node := s.byName[name{n, nodeSandbox, "", ns.Sandboxes[i].ID}]
@@ -237,14 +241,39 @@ func (s *store) linkLabels(node, n int32, labels map[string]string) {
 	}
 }
 
-// linkBack makes the references by which an object attaches itself to another.
-func (s *store) linkBack(node, n int32, labels map[string]string) {
+// attach makes the references by which objects attach themselves to others.
+// Containers and images that don't expire are there anyway.
+func (s *store) attach(n int32, ns *Namespace) {
+	for i := range ns.Images {
+		if node := s.byName[name{n, nodeRecord, "", ns.Images[i].Name}]; !s.rootRecord(node) {
+			s.attachTo(node, n, ns.Images[i].Labels)
+		}
+	}
+	for i := range ns.Blobs {
+		s.attachTo(s.byName[name{n, nodeBlob, "", ns.Blobs[i].Digest}], n, ns.Blobs[i].Labels)
+	}
+	for i := range ns.Snapshots {
+		sn := &ns.Snapshots[i]
+		s.attachTo(s.byName[name{n, nodeSnapshot, sn.Snapshotter, sn.Key}], n, sn.Labels)
+	}
+}
+
+func (s *store) attachTo(node, n int32, labels map[string]string) {
 	for label, value := range labels {
-		if t, ok := keptBy(label, value); ok {
-			if from, ok := s.find(n, t); ok {
-				s.edge(from, node)
+		t, ok := keptBy(label, value)
+		if !ok {
+			continue
+		}
+		key := name{n, t.kind, t.snapshotter, t.key}
+		at, ok := s.names[key]
+		if !ok {
+			at = s.node(nodeName, int(n), 0)
+			s.names[key] = at
+			if object, ok := s.find(n, t); ok {
+				s.edge(object, at)
 			}
 		}
+		s.edge(at, node)
 	}
 }
 
@@ -307,12 +336,11 @@ func (r Resource) Snapshotter() (name string, ok bool) {
 
 // linkFlat holds an object without what it refers to by labels: of an image its
 // target, of a snapshot its parents too (containerd, core/metadata/gc.go:
-// references). An expired image's record is held whole, which is at most too
-// much.
+// references).
 func (s *store) linkFlat(from, n int32, t target) {
 	to, ok := s.find(n, t)
 	if !ok {
-		return
+		return // what is attached to a name is not held flat
 	}
 	switch o := s.objects[to]; o.kind {
 	case nodeBlob:
@@ -320,11 +348,14 @@ func (s *store) linkFlat(from, n int32, t target) {
 	case nodeSnapshot:
 		s.edge(from, s.flatOf(to))
 	case nodeRecord:
-		if !s.rootRecord(to) {
-			s.edge(from, to)
-		} else if blob, ok := s.find(n, target{kind: nodeBlob, key: s.contents.Namespaces[o.namespace].Images[o.index].Target}); ok {
+		blob, ok := s.find(n, target{kind: nodeBlob, key: s.contents.Namespaces[o.namespace].Images[o.index].Target})
+		switch {
+		case !ok:
+		case s.rootRecord(to):
 			// The record may go, and then nothing is left that the lease names.
 			s.edge(to, s.flatOf(blob))
+		default:
+			s.edge(from, s.flatOf(blob))
 		}
 	default:
 		s.edge(from, to)
