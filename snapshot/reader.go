@@ -490,3 +490,11 @@ func (r *Reader) readDocuments(ctx context.Context, namespaces []inventory.Names
 	r.documents = keep
 	return nil
 }
+
+// ContentRoot asks where the content store is, an empty path if containerd does
+// not say.
+func (s *Store) ContentRoot(ctx context.Context) (string, error) {
+	var inv Inventory
+	err := s.readPlugins(ctx, &inv)
+	return inv.ContentRoot, err
+}

@@ -24,6 +24,7 @@ writable layers and logs really are, and what they really take.`,
 	}
 	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
+		imagesCommand(), orphansCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
 	return cmd
 }
