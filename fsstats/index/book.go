@@ -372,7 +372,7 @@ func (b *book) unmoved(p *part) time.Time {
 	switch s := b.spaces[p.fs]; {
 	case p.figure == nil:
 		return time.Time{}
-	case p.path == "" || s == nil || p.stale || b.gateOpen(p) || s.last.At.Before(p.figure.Finished):
+	case p.path == "" || s == nil || p.stale || p.lost || b.gateOpen(p) || s.last.At.Before(p.figure.Finished):
 		return p.figure.Finished
 	default:
 		return s.last.At

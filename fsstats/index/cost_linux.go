@@ -7,9 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// costOf says how long do has kept a processor busy: the time of its thread, the
-// kernel's work for it included. 0 if that can't be had.
-func costOf(do func()) time.Duration {
+// CostOf says how long do has kept a processor busy: the time of its thread, the
+// kernel's work for it included. 0 if that can't be had. It is for MeasureFuncs,
+// and do must not hand its work to other goroutines.
+func CostOf(do func()) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before, after unix.Timespec

@@ -142,7 +142,7 @@ func Walk(ctx context.Context, what Subject) (Figure, error) {
 		u   walk.Usage
 		err error
 	)
-	cost := costOf(func() {
+	cost := CostOf(func() {
 		u, err = walk.Measure(ctx, what.Path, walk.Options{EntriesPerSecond: what.EntriesPerSecond, Without: what.Without})
 	})
 	f := Figure{Bytes: u.Bytes, Inodes: u.Inodes, Started: u.Started, Finished: u.Finished, How: Walked, Partial: u.Partial, Cost: cost}

@@ -28,13 +28,18 @@ func Open(path string) (*FS, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a filesystem: %w", err)
 	}
+	return Of(dir)
+}
+
+// Of is Open by a folder that is open for reading already. The FS takes it over, and closes it at once with an error.
+func Of(dir *os.File) (*FS, error) {
 	var fs unix.Statfs_t
 	if err := retry(func() error { return unix.Fstatfs(int(dir.Fd()), &fs) }); err != nil {
-		return nil, errors.Join(fmt.Errorf("open a filesystem: statfs %s: %w", path, err), dir.Close())
+		return nil, errors.Join(fmt.Errorf("open a filesystem: statfs %s: %w", dir.Name(), err), dir.Close())
 	}
 	node, err := inodeOf(dir.Fd())
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open a filesystem: %s: %w", path, err), dir.Close())
+		return nil, errors.Join(fmt.Errorf("open a filesystem: %s: %w", dir.Name(), err), dir.Close())
 	}
 	return &FS{dir: dir, kind: int64(fs.Type), dev: node.device}, nil //nolint:unconvert // its size differs between architectures
 }

@@ -136,6 +136,7 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 		return nil, err
 	}
 	s.noteMade(finalID)
+	s.holder.poke()
 	s.opts.faults(fault.CreateCommitted)
 	if err := root.Chmod(final, recordedMode); err != nil {
 		s.log.Warn("the folder of a new snapshot still looks like one that nobody was given", zap.String("folder", final), zap.Error(err))
@@ -312,6 +313,7 @@ func (s *Snapshotter) commit(ctx context.Context, name, key string, opts []snaps
 		return err
 	}
 	s.meter.forget(id)
+	s.holder.poke()
 	s.filler.add(id)
 	s.opts.faults(fault.CommitCommitted)
 	return nil

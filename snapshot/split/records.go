@@ -58,6 +58,10 @@ type figure struct {
 	Bytes  int64     `json:"bytes"`
 	Inodes int64     `json:"inodes"`
 	At     time.Time `json:"at"`
+
+	// started is when measuring began, and how what was done; not stored.
+	started time.Time
+	how     string
 }
 
 // own gives our bucket in a transaction, after a look at its version.

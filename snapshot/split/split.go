@@ -48,6 +48,7 @@ type Snapshotter struct {
 	gate     *fence.Gate
 	identity string
 	meter    *meter
+	holder   *holder
 	filler   *filler
 	bins     map[fence.Role]*trash.Bin
 	options  []string // added to the options of an overlay
@@ -138,6 +139,10 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 		return nil, err
 	}
 	s.options = mountOptions(opts.MountOptions)
+	held := held{list: s.holdings, space: s.spaceOf, measure: s.measureAt, stateFile: opts.Database + ".usage"}
+	if s.holder, err = newHolder(held, opts.Log); err != nil {
+		return nil, err
+	}
 	s.start(ctx)
 	return s, nil
 }
@@ -176,6 +181,7 @@ func (s *Snapshotter) start(ctx context.Context) {
 		s.opened(ctx)
 	default:
 	}
+	s.stopped.Go(func() { s.holder.run(ctx) })
 	s.stopped.Go(func() { s.fill(ctx) })
 	s.stopped.Go(func() { s.watch(ctx) })
 }
@@ -195,6 +201,7 @@ func (s *Snapshotter) opened(ctx context.Context) {
 	for _, bin := range s.bins {
 		bin.Wake()
 	}
+	s.holder.index.Moved()
 	s.tellReopened()
 }
 
@@ -404,6 +411,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	}
 	s.forgetMade(id)
 	s.meter.forget(id)
+	s.holder.poke()
 	s.filler.done(id)
 	s.bins[rec.Root].Wake()
 	if !moved {

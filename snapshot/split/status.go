@@ -201,7 +201,7 @@ func (s *Snapshotter) count(b *bolt.Bucket, id string, info snapshots.Info, root
 		return err
 	}
 	what := subject{id: id, root: rec.Root, committed: info.Kind == snapshots.KindCommitted}
-	f, known := s.meter.last(what)
+	f, known := s.lastFigure(what)
 	if rec.Figure != nil {
 		f, known = *rec.Figure, true
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/fsstats/walk"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
 	"github.com/cleave-cri/cleave/snapshot/split/rootdir"
@@ -24,8 +25,13 @@ const measuringAtOnce = 2
 
 // Usage tells what a snapshot takes on its disk: its whole folder, as `du` counts
 // it, so the work folder too, which holds files that are being copied up
-// (CTD-125). Vanishing files are no error. For a layer it is measured once,
-// for what can be written to at most UsageMaxAge ago.
+// (CTD-125). Vanishing files are no error. For a layer it is measured once.
+//
+// For what can be written to it is the index's figure, if that is not older than
+// UsageMaxAge, or nothing has changed on the filesystem since. If it is older, a
+// new one is waited for a moment, and then the old one is given: the index does not
+// measure more than its share of a core. One that is older than mayBeBehind is
+// not given; it is measured now, however long that takes.
 //
 // What can't be measured as a whole is an error and never a part of the figure:
 // containerd asks for a layer again after an error, and never after an answer
@@ -50,43 +56,68 @@ func (s *Snapshotter) Usage(ctx context.Context, key string) (snapshots.Usage, e
 	if rec.Figure != nil {
 		return rec.Figure.usage(), nil
 	}
-	subject := subject{id: id, root: rec.Root, committed: info.Kind == snapshots.KindCommitted}
-	maxAge := s.opts.UsageMaxAge
-	if subject.committed {
-		maxAge = forever
-	}
-	f, err := s.meter.get(ctx, subject, maxAge)
+	f, err := s.usageOf(ctx, subject{id: id, root: rec.Root, committed: info.Kind == snapshots.KindCommitted})
 	if err != nil {
 		return snapshots.Usage{}, fmt.Errorf("usage of snapshot %q: %w", key, err)
 	}
 	return f.usage(), nil
 }
 
+// usageOf gives the figure of a snapshot that has none stored.
+func (s *Snapshotter) usageOf(ctx context.Context, what subject) (figure, error) {
+	switch {
+	case what.committed:
+		return s.meter.get(ctx, what, forever)
+	case s.opts.UsageMaxAge < 0:
+		return s.meter.get(ctx, what, s.opts.UsageMaxAge)
+	}
+	if f, ok := s.holder.fresh(ctx, what, s.opts.UsageMaxAge); ok {
+		return f, nil
+	}
+	return s.meter.get(ctx, what, s.opts.UsageMaxAge)
+}
+
 func (f figure) usage() snapshots.Usage { return snapshots.Usage{Size: f.Bytes, Inodes: f.Inodes} }
 
-// measure walks a snapshot's folder. A figure is always that of all of it.
+// lastFigure gives the newest figure of a snapshot that has none stored, however
+// old.
+func (s *Snapshotter) lastFigure(what subject) (figure, bool) {
+	f, known := s.meter.last(what)
+	if h, ok := s.holder.last(what); ok && (!known || h.At.After(f.At)) {
+		return h, true
+	}
+	return f, known
+}
+
+// measure walks a snapshot's folder, as fast as it goes.
 func (s *Snapshotter) measure(ctx context.Context, what subject) (figure, error) {
+	return s.measureAt(ctx, what, 0)
+}
+
+// measureAt finds out what a snapshot's folder takes, at no more than so many
+// entries a second unless that is 0. A figure is always that of all of it.
+func (s *Snapshotter) measureAt(ctx context.Context, what subject, entriesPerSecond int) (figure, error) {
 	root, err := s.gate.Root(what.root)
 	if err != nil {
 		return figure{}, err
 	}
 	dir, err := root.Open(idDir(what.id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return figure{}, classed(errdefs.ErrNotFound, "its folder is gone")
+		return figure{}, classed(errdefs.ErrNotFound, "its folder is gone: %w", err)
 	}
 	if err != nil {
 		return figure{}, err
 	}
 	defer dir.Close() //nolint:errcheck // only read
 	// The open folder is named through /proc, so that a root swapped behind our back is not measured instead.
-	usage, err := s.opts.walk(ctx, rootdir.FDPath(dir)+"/.", walk.Options{})
+	usage, err := s.opts.walk(ctx, rootdir.FDPath(dir)+"/.", walk.Options{EntriesPerSecond: entriesPerSecond})
 	if err != nil {
 		return figure{}, err
 	}
 	if usage.Partial {
 		return figure{}, classed(errdefs.ErrUnavailable, "%d files or folders of it can't be read, so what it takes is not known: %w", usage.Unreadable, errors.Join(usage.Errors...))
 	}
-	return figure{Bytes: usage.Bytes, Inodes: usage.Inodes, At: usage.Finished}, nil
+	return figure{Bytes: usage.Bytes, Inodes: usage.Inodes, At: usage.Finished, started: usage.Started, how: index.Walked}, nil
 }
 
 // subject is what is measured. A snapshot before and after its commit are two:

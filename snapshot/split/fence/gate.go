@@ -330,8 +330,7 @@ func (g *Gate) letGo(root *rootdir.Root) {
 
 // Space is what a root's filesystem has now.
 type Space struct {
-	// FreeBytes is what root can still write.
-	FreeBytes int64
+	rootdir.Space
 	// Device is st_dev.
 	Device uint64
 }
@@ -349,7 +348,7 @@ func (g *Gate) Space(role Role) (Space, error) {
 	}
 	a, err := ask(g.askers[role], askLimit, func() (a answer) {
 		g.sources.about(root.Path())
-		if a.FreeBytes, a.err = root.Space(); a.err != nil {
+		if a.Space.Space, a.err = root.Space(); a.err != nil {
 			return a
 		}
 		place, err := root.Place()

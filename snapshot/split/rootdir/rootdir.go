@@ -322,17 +322,32 @@ func (r *Root) Open(name string) (dir *os.File, err error) {
 	return dir, err
 }
 
-// Space is what the root's filesystem has for root, in bytes.
-func (r *Root) Space() (freeBytes int64, err error) {
+// Space is how full a filesystem is (statfs(2)).
+type Space struct {
+	// FreeBytes is what root can still write, UsedBytes what has been by anybody.
+	FreeBytes int64
+	UsedBytes int64
+	// UsedInodes is nil where the kernel does not count them.
+	UsedInodes *int64
+	// ID is the kernel's name of the filesystem (f_fsid).
+	ID [2]int32
+}
+
+// Space is what the root's filesystem has.
+func (r *Root) Space() (s Space, err error) {
 	err = r.in("statfs", ".", func(dir int) error {
 		var st unix.Statfs_t
 		if err := unix.Fstatfs(dir, &st); err != nil {
 			return err
 		}
-		freeBytes = int64(st.Bfree) * st.Bsize
+		s = Space{FreeBytes: int64(st.Bfree) * st.Bsize, UsedBytes: int64(st.Blocks-st.Bfree) * st.Bsize, ID: st.Fsid.Val}
+		if st.Files > 0 {
+			used := int64(st.Files - st.Ffree)
+			s.UsedInodes = &used
+		}
 		return nil
 	})
-	return freeBytes, err
+	return s, err
 }
 
 // Do calls f with the root's own descriptor, which stays open meanwhile.
