@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cleave-cri/cleave/agent/handover"
+	"github.com/cleave-cri/cleave/agent/limits"
 	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/doctor"
@@ -84,6 +85,7 @@ type agent struct {
 	watcher  *fsstats.Watcher
 	crio     *crioMode // nil in other modes
 	metrics  http.Handler
+	limits   *limits.Keeper // nil where none are kept
 }
 
 // Serve runs cleave until ctx ends or a successor has taken over, and returns
@@ -221,6 +223,7 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 	if a.crio != nil {
 		a.crio.configure(&c)
 	}
+	a.openLimits(&c)
 	return c, nil
 }
 
@@ -240,6 +243,9 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	}
 	if a.crio != nil {
 		parts.Go(func() error { return a.crio.run(work) })
+	}
+	if a.limits != nil {
+		parts.Go(func() error { a.limits.Run(work); return nil })
 	}
 	if a.control != nil {
 		server := controlServer(a.status, a.metrics)
@@ -420,6 +426,10 @@ func (a *agent) status(ctx context.Context) Status {
 	}
 	if a.crio != nil {
 		s.CRIO = a.crio.status(a.observer.disks(), a.observer.newest.Load())
+	}
+	if a.limits != nil {
+		kept := a.limits.Status()
+		s.Limits = &kept
 	}
 	if !p.measuredAt.IsZero() {
 		s.MeasuredAt = &p.measuredAt

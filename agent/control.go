@@ -22,8 +22,8 @@ const pathMetrics = "/metrics"
 // controlServer answers on the control socket, for `cleave status`, for programs that collect metrics and whoever else may connect,
 // which is root.
 func controlServer(status func(context.Context) Status, metrics http.Handler) *http.Server {
-	server := control.Server(map[string]func(context.Context) (any, error){
-		"GET " + pathStatus: func(ctx context.Context) (any, error) { return status(ctx), nil },
+	server := control.Server(map[string]control.Func{
+		"GET " + pathStatus: control.Without(func(ctx context.Context) (any, error) { return status(ctx), nil }),
 	})
 	mux := http.NewServeMux()
 	mux.Handle("GET "+pathMetrics, metrics)

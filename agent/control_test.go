@@ -168,18 +168,18 @@ func TestWorkMayTakeLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := control.Server(map[string]func(context.Context) (any, error){
-		"POST /work": func(ctx context.Context) (any, error) {
+	server := control.Server(map[string]control.Func{
+		"POST /work": control.Without(func(ctx context.Context) (any, error) {
 			close(working)
 			<-goOn
 			return nil, ctx.Err()
-		},
-		"GET /question": func(ctx context.Context) (any, error) {
+		}),
+		"GET /question": control.Without(func(ctx context.Context) (any, error) {
 			ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond) // three times the limit
 			defer cancel()
 			<-ctx.Done()
 			return nil, nil
-		},
+		}),
 	})
 	server.ReadTimeout, server.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
 	served := make(chan error, 1)

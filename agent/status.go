@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cleave-cri/cleave/agent/ephemeral"
+	"github.com/cleave-cri/cleave/agent/limits"
 	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/agent/snapshotter"
 	"github.com/cleave-cri/cleave/config"
@@ -53,6 +54,8 @@ type Status struct {
 	Problem string `json:"problem,omitempty"`
 	// Snapshotter is about the split snapshotter, nil if none is configured.
 	Snapshotter *SnapshotterStatus `json:"snapshotter,omitempty"`
+	// Limits is about limits of writable layers, nil if none are kept.
+	Limits *limits.Status `json:"limits,omitempty"`
 	// CRIO is about mode crio, nil in other modes.
 	CRIO   *CRIOStatus    `json:"crio,omitempty"`
 	Proxy  proxy.Counters `json:"proxy"`
@@ -215,6 +218,9 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 		for _, p := range s.Snapshotter.Problems {
 			out.Printf("! Split snapshotter: %s\n", p)
 		}
+	}
+	if s.Limits != nil {
+		writeLimits(out, *s.Limits)
 	}
 	if s.CRIO != nil {
 		s.CRIO.writeText(out)

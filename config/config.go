@@ -64,6 +64,8 @@ type Config struct {
 	Log Log
 	// CRIO is about mode crio only.
 	CRIO CRIO
+	// Limits are how much what a container writes may take.
+	Limits Limits
 	// Snapshotter is the split snapshotter, a process of its own.
 	Snapshotter Snapshotter
 }
@@ -184,6 +186,16 @@ type Log struct {
 	Format string
 }
 
+// Limits are how much what a container writes may take. The kernel holds to them:
+// who writes more is told that there is no space, and nobody else notices.
+type Limits struct {
+	// WritableLayerBytes is the limit of each container's writable layer. In the
+	// file, "writableLayer" is a quantity as Kubernetes writes it: 1Mi or more; 0
+	// means none. It needs Snapshotter.ProjectQuota, holds for containers made since
+	// that was set, and has no effect in mode observe. Default: 0.
+	WritableLayerBytes int64
+}
+
 // Snapshotter is the split snapshotter (`cleave snapshotter`), which puts image
 // layers on one filesystem and everything that is written to on another. Without
 // roots it is not used.
@@ -228,8 +240,14 @@ type Snapshotter struct {
 	// MountOptions are added to each overlay mount, such as volatile; none that
 	// the snapshotter sets itself. Default: none.
 	MountOptions []string
+	// ProjectQuota gives each new writable layer a project ID, by which the kernel
+	// counts it and can hold it to a limit. It needs ext4 or xfs with project quota
+	// below ContainerRoot; where that is missing nothing is limited, and the status
+	// says why. Default: false.
+	ProjectQuota bool
 	// UsageMaxAge is how old a figure for a layer that is written to may be
-	// before it is measured anew: 1s to 1h. Default: 10s.
+	// before it is measured anew: 1s to 1h. While nothing changes on its filesystem
+	// it may be older. Default: 10s.
 	UsageMaxAge time.Duration
 	// DeletionsPerSecond is how many files and folders are deleted in a second,
 	// so that clearing up leaves the disk to the pods: 1 or more, 0 means no

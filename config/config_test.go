@@ -77,6 +77,7 @@ func TestEveryFieldIsInTheSchema(t *testing.T) {
 	c.Version, c.Mode, c.Runtime.Namespace, c.Log = Version, ModeObserve, "other", Log{"warn", "console"}
 	c.Filesystems.ImageFS, c.Filesystems.ContainerFS = "/images", "/layers"
 	c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot = "/images", "/layers"
+	c.Limits.WritableLayerBytes = 1 << 30
 	text, err := c.YAML()
 	if err != nil {
 		t.Fatal(err)
@@ -122,6 +123,8 @@ memory:
 log:
     level: info
     format: json
+limits:
+    writableLayer: 0
 snapshotter:
     imageRoot: ""
     containerRoot: ""
@@ -134,6 +137,7 @@ snapshotter:
     parallelUnpack: true
     syncOnCommit: false
     mountOptions: []
+    projectQuota: false
     usageMaxAge: 10s
     deletionsPerSecond: 20000
     cleanupMaxPercent: 10
@@ -170,6 +174,10 @@ func TestParseValues(t *testing.T) {
 		}},
 		{"empty list", "version: 1\nsnapshotter: {namespaces: []}", func(c *Config) { c.Snapshotter.Namespaces = nil }},
 		{"yes and no", "version: 1\nsnapshotter: {remapIDs: false, syncOnCommit: true}", func(c *Config) { c.Snapshotter.RemapIDs, c.Snapshotter.SyncOnCommit = false, true }},
+		{"limits", "version: 1\nlimits: {writableLayer: 10Gi}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}", func(c *Config) {
+			c.Limits.WritableLayerBytes = 10 << 30
+			c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot, c.Snapshotter.ProjectQuota = "/a", "/b", true
+		}},
 		{"roots side by side", "version: 1\nsnapshotter: {imageRoot: /data/a, containerRoot: /data/ab}", func(c *Config) {
 			c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot = "/data/a", "/data/ab"
 		}},
@@ -208,7 +216,7 @@ func TestParseFaults(t *testing.T) {
 		{"unknown key, letter case", "version: 1\nstatedir: /x\n", []string{`c.yaml:2:1: statedir: unknown key; did you mean "stateDir"?`}},
 		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint, snapshotter.endpoint`}},
 		{"unknown key, unlike any", "version: 1\nlog: {colour: red}\n", []string{`c.yaml:2:7: log.colour: unknown key; log has level, format`}},
-		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, snapshotter`}},
+		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, limits, snapshotter`}},
 		{"key twice", "version: 1\nmode: cri\nmode: cri\n", []string{"c.yaml:3:1: mode: is given twice, first on line 2"}},
 		{"section twice", "version: 1\nlog: {level: info}\nlog: {format: json}\n", []string{"c.yaml:3:1: log: is given twice, first on line 2"}},
 		{"number for text", "version: 1\nruntime:\n  namespace: 5\n", []string{`c.yaml:3:14: runtime.namespace: must be text, not "5": put it in quotes if it is meant so`}},
@@ -285,6 +293,12 @@ func TestParseFaults(t *testing.T) {
 		{"one folder for both", "version: 1\nsnapshotter:\n  imageRoot: /data/x/\n  containerRoot: /data//x\n", []string{
 			`c.yaml:4:18: snapshotter.containerRoot: "/data//x" is also imageRoot; each needs its own folder`,
 		}},
+		{"a limit that nobody keeps", "version: 1\nlimits:\n  writableLayer: 1Gi\nsnapshotter: {imageRoot: /a, containerRoot: /b}\n", []string{
+			"c.yaml:3:18: limits.writableLayer: the kernel keeps limits by project quota: set snapshotter.projectQuota too, and the snapshotter's roots",
+		}},
+		{"a limit of a few bytes", "version: 1\nlimits: {writableLayer: 100}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}\n", []string{
+			"c.yaml:2:25: limits.writableLayer: must be at least 1Mi, or 0 for no limit, not 100",
+		}},
 		{"nested roots", "version: 1\nsnapshotter:\n  imageRoot: /data/a/../b/c\n  containerRoot: /data/b\n", []string{
 			`c.yaml:3:14: snapshotter.imageRoot: "/data/a/../b/c" is inside containerRoot; neither may be inside the other`,
 		}},
@@ -312,7 +326,7 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:4:10: control: anchors and aliases (& and *) are not supported",
 		}},
 		{"merge key", "version: 1\n<<: {mode: cri}\n", []string{
-			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, snapshotter`,
+			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, limits, snapshotter`,
 		}},
 		{"tag", "version: 1\nmode: !!str cri\n", []string{"c.yaml:2:7: mode: tags (!) are not supported"}},
 		{"list as a key", "version: 1\n? [a]\n: b\n", []string{"c.yaml:2:3: a key must be a name, not a list"}},

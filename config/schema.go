@@ -67,6 +67,9 @@ func schema(c *Config) section {
 			{key: "level", value: textValue{&c.Log.Level}},
 			{key: "format", value: textValue{&c.Log.Format}},
 		}},
+		{key: "limits", sub: section{
+			{key: "writableLayer", value: bytesValue{&c.Limits.WritableLayerBytes}},
+		}},
 		{key: "snapshotter", sub: section{
 			{key: "imageRoot", value: textValue{&c.Snapshotter.ImageRoot}},
 			{key: "containerRoot", value: textValue{&c.Snapshotter.ContainerRoot}},
@@ -79,6 +82,7 @@ func schema(c *Config) section {
 			{key: "parallelUnpack", value: boolValue{&c.Snapshotter.ParallelUnpack}},
 			{key: "syncOnCommit", value: boolValue{&c.Snapshotter.SyncOnCommit}},
 			{key: "mountOptions", list: &c.Snapshotter.MountOptions},
+			{key: "projectQuota", value: boolValue{&c.Snapshotter.ProjectQuota}},
 			{key: "usageMaxAge", value: durationValue{&c.Snapshotter.UsageMaxAge}},
 			{key: "deletionsPerSecond", value: intValue{&c.Snapshotter.DeletionsPerSecond}},
 			{key: "cleanupMaxPercent", value: intValue{&c.Snapshotter.CleanupMaxPercent}},

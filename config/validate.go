@@ -19,6 +19,7 @@ const (
 	maxPathBytes     = 4095 // PATH_MAX without the zero byte (limits.h)
 	minCorePercent   = 1
 	maxCorePercent   = 100
+	minLayerBytes    = 1 << 20
 	minUsageAge      = time.Second
 	maxUsageAge      = time.Hour
 	namespacePattern = `^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`
@@ -139,6 +140,14 @@ func (c Config) faults() Faults {
 	}
 	if message := oneOf(c.Log.Format, "json", "console"); message != "" {
 		fault("log.format", "%s", message)
+	}
+	switch l := c.Limits.WritableLayerBytes; {
+	case l == 0:
+	case l < minLayerBytes:
+		fault("limits.writableLayer", "must be at least %s, or 0 for no limit, not %s", strict.FormatBytes(minLayerBytes), strict.FormatBytes(l))
+	case !c.Snapshotter.ProjectQuota || !c.Snapshotter.Enabled():
+		fault("limits.writableLayer", "the kernel keeps limits by project quota: set snapshotter.projectQuota too, and the snapshotter's roots")
+		out[len(out)-1].Other = "snapshotter.projectQuota"
 	}
 	out = append(out, c.Snapshotter.faults()...)
 	return out

@@ -4,6 +4,7 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,8 @@ const (
 	WorkTimeout = 10 * time.Minute
 	// maxAnswerBytes is the largest answer that is read.
 	maxAnswerBytes = 16 << 20
+	// maxSentBytes is the most that is read of what is sent along with a request.
+	maxSentBytes = 64 << 10
 	// errorBytes is how much of an answer that is none goes into a message.
 	errorBytes = 500
 )
@@ -33,10 +36,36 @@ const (
 // ErrNotRunning says that nobody answers on a socket.
 var ErrNotRunning = errors.New("it is not running")
 
+// Func answers a request. It gets what was sent along, as long as that is read;
+// none needs to read it.
+type Func func(ctx context.Context, sent io.Reader) (any, error)
+
+// Without is the Func for requests that have nothing to send along.
+func Without(do func(context.Context) (any, error)) Func {
+	return func(ctx context.Context, _ io.Reader) (any, error) { return do(ctx) }
+}
+
+// With is the Func for requests that send a value along, in JSON and with no field
+// that the value lacks.
+func With[T any](do func(context.Context, T) (any, error)) Func {
+	return func(ctx context.Context, sent io.Reader) (any, error) {
+		var value T
+		d := json.NewDecoder(io.LimitReader(sent, maxSentBytes))
+		d.DisallowUnknownFields()
+		if err := d.Decode(&value); err != nil {
+			return nil, fmt.Errorf("read what is sent along, which has to be %T in JSON: %w", value, err)
+		}
+		if _, err := d.Token(); !errors.Is(err, io.EOF) {
+			return nil, errors.New("read what is sent along: there is something behind its end")
+		}
+		return do(ctx, value)
+	}
+}
+
 // Server answers requests by pattern, as of [http.ServeMux]: with what a function
 // of routes returns, as JSON. Nil is no content; an error is told with status 409.
 // What is asked by POST has [WorkTimeout].
-func Server(routes map[string]func(context.Context) (any, error)) *http.Server {
+func Server(routes map[string]Func) *http.Server {
 	mux := http.NewServeMux()
 	for pattern, do := range routes {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -48,7 +77,7 @@ func Server(routes map[string]func(context.Context) (any, error)) *http.Server {
 					return
 				}
 			}
-			answer(r.Context(), w, do)
+			answer(w, r, do)
 		})
 	}
 	return &http.Server{
@@ -61,8 +90,8 @@ func Server(routes map[string]func(context.Context) (any, error)) *http.Server {
 	}
 }
 
-func answer(ctx context.Context, w http.ResponseWriter, do func(context.Context) (any, error)) {
-	value, err := do(ctx)
+func answer(w http.ResponseWriter, r *http.Request, do Func) {
+	value, err := do(r.Context(), r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
@@ -93,13 +122,26 @@ func Serve(server *http.Server, l net.Listener) error {
 // Ask makes a request on a socket and reads the answer into a value, unless that
 // is nil; to an [io.Writer] it is written as it is. It returns [ErrNotRunning] if nobody answers there.
 func Ask(ctx context.Context, socket, method, path string, into any) error {
+	return Send(ctx, socket, method, path, nil, into)
+}
+
+// Send is Ask with a value that is sent along in JSON, unless it is nil.
+func Send(ctx context.Context, socket, method, path string, value, into any) error {
 	limit := Timeout
 	if method == http.MethodPost {
 		limit = WorkTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	err := ask(ctx, socket, method, path, into)
+	var sent io.Reader
+	if value != nil {
+		body, err := json.Marshal(value)
+		if err != nil {
+			return fmt.Errorf("encode the request: %w", err)
+		}
+		sent = bytes.NewReader(body)
+	}
+	err := ask(ctx, socket, method, path, sent, into)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return ErrNotRunning
@@ -109,14 +151,14 @@ func Ask(ctx context.Context, socket, method, path string, into any) error {
 	return err
 }
 
-func ask(ctx context.Context, socket, method, path string, into any) (err error) {
+func ask(ctx context.Context, socket, method, path string, sent io.Reader, into any) (err error) {
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		},
 	}}
-	request, err := http.NewRequestWithContext(ctx, method, "http://cleave"+path, nil)
+	request, err := http.NewRequestWithContext(ctx, method, "http://cleave"+path, sent)
 	if err != nil {
 		return err
 	}

@@ -35,6 +35,7 @@ func StoreOptions(cfg config.Config, log *zap.Logger) (split.Options, error) {
 		Rebase:             s.ParallelUnpack,
 		SyncOnCommit:       s.SyncOnCommit,
 		MountOptions:       s.MountOptions,
+		ProjectQuota:       s.ProjectQuota,
 		UsageMaxAge:        s.UsageMaxAge,
 		DeletionRate:       rate,
 		CleanupMaxShare:    float64(s.CleanupMaxPercent) / 100,

@@ -52,6 +52,11 @@ type Backend interface {
 	ConfirmCleanup(ctx context.Context) error
 	// Reopened gives a value after the fence has opened.
 	Reopened() <-chan struct{}
+	// Usages tells what each snapshot takes.
+	Usages(ctx context.Context) ([]split.SnapshotUsage, error)
+	// SetLimit limits a writable layer, Limits tells all limits.
+	SetLimit(ctx context.Context, namespace, name string, bytes uint64) (split.LayerLimit, error)
+	Limits(ctx context.Context) ([]split.LayerLimit, error)
 	// Status is for the status socket.
 	Status(ctx context.Context) (split.Status, error)
 	Close() error
@@ -163,7 +168,7 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 		grpc.StreamInterceptor(p.guardStream),
 	)
 	p.backend.Register(server)
-	answers := controlServer(p.status, p.backend.ConfirmCleanup)
+	answers := p.controlServer()
 	// The parts end when this function does, not when ctx does: calls in flight
 	// are still answered after that.
 	work, endWork := context.WithCancel(context.WithoutCancel(ctx))

@@ -3,8 +3,10 @@ package snapshotter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,6 +22,7 @@ import (
 	"github.com/containerd/containerd/v2/contrib/snapshotservice"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"go.uber.org/zap/zaptest"
@@ -30,6 +33,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/cleave-cri/cleave/agent/control"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot/split"
@@ -102,6 +106,27 @@ func (b *fakeBackend) ConfirmCleanup(context.Context) error {
 	}
 	b.alarm = false
 	return nil
+}
+
+func (b *fakeBackend) Usages(context.Context) ([]split.SnapshotUsage, error) {
+	return []split.SnapshotUsage{{Namespace: "k8s.io", Name: "c", Kind: "writable", Figure: &split.SnapshotFigure{Bytes: 4096, Inodes: 3, How: "walk"}}}, nil
+}
+
+// SetLimit knows a layer that can be limited, one that can't, and one that is broken.
+func (b *fakeBackend) SetLimit(_ context.Context, namespace, name string, bytes uint64) (split.LayerLimit, error) {
+	switch name {
+	case "c":
+		return split.LayerLimit{Namespace: namespace, Name: name, Project: 7, LimitBytes: bytes}, nil
+	case "old":
+		return split.LayerLimit{}, fmt.Errorf("it was made before: %w", errdefs.ErrFailedPrecondition)
+	case "broken":
+		return split.LayerLimit{}, errors.New("input/output error")
+	}
+	return split.LayerLimit{}, errdefs.ErrNotFound
+}
+
+func (b *fakeBackend) Limits(context.Context) ([]split.LayerLimit, error) {
+	return []split.LayerLimit{{Namespace: "k8s.io", Name: "c", Project: 7, LimitBytes: 1 << 20}}, nil
 }
 
 func (b *fakeBackend) Reopened() <-chan struct{} { return b.reopened }
@@ -685,5 +710,52 @@ func TestOptions(t *testing.T) {
 	}
 	if o.ImageRoot != "/a/b" || o.DeletionRate >= 0 || o.CleanupMaxShare != 0.1 {
 		t.Errorf("options: %+v", o)
+	}
+}
+
+// TestLimitsAndUsageBySocket: what the agent asks for on the status socket. That a layer can't be limited is an answer; that
+// it could not be tried is an error.
+func TestLimitsAndUsageBySocket(t *testing.T) {
+	t.Parallel()
+	b := startBench(t, configFor(t))
+	socket := b.cfg.Snapshotter.StatusEndpoint.Path()
+	usage, err := FetchUsage(t.Context(), socket)
+	if err != nil || len(usage) != 1 || usage[0].Figure == nil || usage[0].Figure.Bytes != 4096 || usage[0].Figure.How != "walk" {
+		t.Errorf("usage %+v, %v", usage, err)
+	}
+	limits, err := FetchLimits(t.Context(), socket)
+	if err != nil || len(limits) != 1 || limits[0].LimitBytes != 1<<20 {
+		t.Errorf("limits %+v, %v", limits, err)
+	}
+	for _, tc := range []struct {
+		snapshot string
+		want     LimitAnswer
+		fault    string
+	}{
+		{snapshot: "c", want: LimitAnswer{Limit: &split.LayerLimit{Namespace: "k8s.io", Name: "c", Project: 7, LimitBytes: 5 << 20}}},
+		{snapshot: "old", want: LimitAnswer{Refused: "it was made before: failed precondition"}},
+		{snapshot: "nobody", want: LimitAnswer{Unknown: true}},
+		{snapshot: "broken", fault: "input/output error"},
+	} {
+		t.Run(tc.snapshot, func(t *testing.T) {
+			got, err := SetLimit(t.Context(), socket, LimitRequest{Namespace: "k8s.io", Snapshot: tc.snapshot, Bytes: 5 << 20})
+			if diff := cmp.Diff(tc.want, got); diff != "" || (err != nil) != (tc.fault != "") {
+				t.Errorf("got %+v, %v", got, err)
+			}
+			if err != nil && !strings.HasSuffix(err.Error(), tc.fault) {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+	for name, sent := range map[string]any{
+		"an unknown field": map[string]any{"snapshot": "c", "byte": 5},
+		"a fraction":       map[string]any{"snapshot": "c", "bytes": 0.5},
+		"a negative one":   map[string]any{"snapshot": "c", "bytes": -1},
+		"no object":        []string{"c"},
+		"too much":         map[string]any{"snapshot": strings.Repeat("c", 100_000)},
+	} {
+		if err := control.Send(t.Context(), socket, http.MethodPost, pathLimit, sent, nil); err == nil || !strings.Contains(err.Error(), "read what is sent along") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

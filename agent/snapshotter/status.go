@@ -102,6 +102,16 @@ func (s Status) WriteText(out io.Writer, now time.Time) error {
 	if sw := s.Store.LastSweep; sw != nil && sw.Error != "" && s.Store.Alarm == nil && !s.Store.Fence.Closed {
 		fmt.Fprintf(&b, "clean-up:    the last one, %s, is incomplete: %s\n", ago(now, sw.At), sw.Error)
 	}
+	if p := s.Store.Projects; p != nil {
+		switch {
+		case p.Missing != "":
+			fmt.Fprintf(&b, "limits:      none is kept: %s\n", p.Missing)
+		case p.Problem != "":
+			fmt.Fprintf(&b, "limits:      kept by project quota; %d failures since the start, the last: %s\n", p.Failures, p.Problem)
+		default:
+			b.WriteString("limits:      kept by project quota\n")
+		}
+	}
 	for _, n := range s.Store.Notes {
 		fmt.Fprintf(&b, "note:        %s\n", n)
 	}
@@ -149,6 +159,13 @@ func (s Status) Problems() []string {
 	}
 	if m := s.Store.Measuring; m.Reason != "" && !s.Store.Fence.Closed {
 		out = append(out, fmt.Sprintf("the usage of %d layers is not known: %s", m.Failing, m.Reason))
+	}
+	if p := s.Store.Projects; p != nil && !s.Store.Fence.Closed {
+		if p.Missing != "" {
+			out = append(out, "writable layers have no limits: "+p.Missing)
+		} else if p.Problem != "" {
+			out = append(out, "a writable layer may have no limit: "+p.Problem)
+		}
 	}
 	if sw := s.Store.LastSweep; sw != nil && sw.Error != "" && s.Store.Alarm == nil && !s.Store.Fence.Closed {
 		out = append(out, "the last clean-up is incomplete: "+sw.Error)

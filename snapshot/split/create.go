@@ -78,7 +78,12 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	if err != nil {
 		return nil, err
 	}
-	temporary, err := s.makeTemporary(root, kind)
+	var temporary string
+	if kind == snapshots.KindActive && role == fence.Container {
+		temporary, err = s.makeWritable(ctx, root)
+	} else {
+		temporary, err = s.makeTemporary(root, kind)
+	}
 	defer s.dropTemporary(root, temporary)
 	if err != nil {
 		return nil, err

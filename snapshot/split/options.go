@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/fsstats/quota"
 	"github.com/cleave-cri/cleave/fsstats/walk"
 	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
@@ -58,6 +59,11 @@ type Options struct {
 	// returns, so that a loss of power leaves no layer that is recorded and
 	// incomplete. It makes each layer wait for all dirty data of that filesystem.
 	SyncOnCommit bool
+	// ProjectQuota: each new writable layer gets a project ID, by which the kernel
+	// counts it, and can be limited by [Snapshotter.SetLimit]. It needs ext4 or xfs
+	// with project quota below ContainerRoot; where that is missing nothing is
+	// limited, and the status says why.
+	ProjectQuota bool
 	// AnyContainerd: removals and clean-ups need no containerd confirmed by
 	// [Snapshotter.ConfirmContainerd]. For tests and for single use.
 	AnyContainerd bool
@@ -87,6 +93,8 @@ type Options struct {
 	sources fence.Sources
 	// faults is called at fault points in tests.
 	faults func(fault.Point)
+	// ledger stands for a filesystem's project accounts in tests.
+	ledger func(*quota.FS) quota.Ledger
 	// walk measures a folder; walk.Measure save in tests.
 	walk func(ctx context.Context, root string, opt walk.Options) (walk.Usage, error)
 }

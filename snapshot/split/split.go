@@ -49,6 +49,7 @@ type Snapshotter struct {
 	identity string
 	meter    *meter
 	holder   *holder
+	projects *projects // nil without project quota
 	filler   *filler
 	bins     map[fence.Role]*trash.Bin
 	options  []string // added to the options of an overlay
@@ -138,7 +139,7 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 	if err := s.gate.Verify(); errors.Is(err, fence.ErrBusy) {
 		return nil, err
 	}
-	s.options = mountOptions(opts.MountOptions)
+	s.options, s.projects = mountOptions(opts.MountOptions), newProjects(opts)
 	held := held{list: s.holdings, space: s.spaceOf, measure: s.measureAt, stateFile: opts.Database + ".usage"}
 	if s.holder, err = newHolder(held, opts.Log); err != nil {
 		return nil, err
@@ -202,6 +203,7 @@ func (s *Snapshotter) opened(ctx context.Context) {
 		bin.Wake()
 	}
 	s.holder.index.Moved()
+	s.tidyProjects(ctx)
 	s.tellReopened()
 }
 
@@ -236,6 +238,7 @@ func (s *Snapshotter) watch(ctx context.Context) {
 			continue // the gate has logged it
 		}
 		s.db.maintain()
+		s.tidyProjects(ctx)
 	}
 }
 
@@ -412,6 +415,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	s.forgetMade(id)
 	s.meter.forget(id)
 	s.holder.poke()
+	s.projects.removed()
 	s.filler.done(id)
 	s.bins[rec.Root].Wake()
 	if !moved {

@@ -30,6 +30,8 @@ type Status struct {
 	// Measuring tells of those for which that has failed.
 	Unstored  int             `json:"unstored"`
 	Measuring MeasuringStatus `json:"measuring"`
+	// Projects is about project quota, nil if it is not turned on.
+	Projects *ProjectStatus `json:"projects,omitempty"`
 	// Notes are what an operator should know and nothing has to be done about.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -115,6 +117,7 @@ type DatabaseStatus struct {
 func (s *Snapshotter) Status(ctx context.Context) (Status, error) {
 	st := Status{Identity: s.identity}
 	st.Unstored, st.Measuring = s.filler.status()
+	st.Projects = s.projects.status()
 	st.Fence.Reasons, st.Fence.Since = s.gate.State()
 	st.Fence.Closed = len(st.Fence.Reasons) > 0
 	s.mu.Lock()
