@@ -19,6 +19,8 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/cleave-cri/cleave/fsstats/quota"
+	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/trash"
 )
@@ -48,8 +50,11 @@ func crashChild(point fault.Point, times, encoded string) error {
 		return err
 	}
 	o := crashOptions(paths)
-	if point == fault.BallastReleased {
+	switch point {
+	case fault.BallastReleased:
 		o.BallastBytes = ballastToRelease
+	case fault.CreateMarked:
+		o.ProjectQuota, o.ledger = true, newBulkLedger().on
 	}
 	var mu sync.Mutex
 	o.faults = func(p fault.Point) {
@@ -172,11 +177,40 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// onlyThoseOnRecord looks whose the project IDs are that inodes of the container root's disk have.
+func onlyThoseOnRecord(t *testing.T, s *Snapshotter) {
+	t.Helper()
+	list, err := s.Limits(t.Context())
+	if err != nil || len(list) < 8 {
+		t.Fatalf("limits %+v, %v", list, err)
+	}
+	filesystem, err := quota.Open(s.opts.ContainerRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer filesystem.Close() //nolint:errcheck // only asked
+	eventually(t, "no inode has a project ID of nobody", func() bool {
+		used, err := filesystem.BulkUsage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		delete(used, 0)
+		for _, l := range list {
+			delete(used, l.Project)
+		}
+		return len(used) == 0
+	})
+}
+
 func crashOnce(t *testing.T, point fault.Point, times int) {
 	t.Helper()
 	o := folders(t)
 	if point == fault.BallastReleased {
 		o.Database, o.BallastBytes = filepath.Join(smallDisk(t), "state", "split.db"), ballastToRelease
+	}
+	if point == fault.CreateMarked {
+		disks, _ := onDisks(t, disk.XFS, 0, 0)
+		o.ContainerRoot, o.ProjectQuota, o.ledger = disks.ContainerRoot, true, newBulkLedger().on
 	}
 	paths := [3]string{o.ImageRoot, o.ContainerRoot, o.Database}
 	isInit := strings.HasPrefix(string(point), "init-")
@@ -234,6 +268,9 @@ func crashOnce(t *testing.T, point fault.Point, times int) {
 	st, err := s.Status(t.Context())
 	if err != nil || st.Alarm != nil || st.Fence.Closed {
 		t.Fatalf("after the crash: %+v, %v", st, err)
+	}
+	if point == fault.CreateMarked {
+		onlyThoseOnRecord(t, s)
 	}
 	// What was there before is there, and all that the child was told is done.
 	for line := range strings.Lines(told.String()) {

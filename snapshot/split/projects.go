@@ -19,6 +19,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cleave-cri/cleave/fsstats/quota"
+	"github.com/cleave-cri/cleave/snapshot/split/fault"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
 	"github.com/cleave-cri/cleave/snapshot/split/rootdir"
 )
@@ -347,8 +348,12 @@ func (s *Snapshotter) Limits(ctx context.Context) ([]LayerLimit, error) {
 // folders (EXDEV).
 func (s *Snapshotter) makeWritable(ctx context.Context, root *rootdir.Root) (string, error) {
 	path, err := s.makeTemporary(root, snapshots.KindActive)
-	if err != nil || s.projects == nil || s.projects.assign(ctx, root, filepath.Base(path)) {
+	if err != nil || s.projects == nil {
 		return path, err
+	}
+	if s.projects.assign(ctx, root, filepath.Base(path)) {
+		s.opts.faults(fault.CreateMarked)
+		return path, nil
 	}
 	s.dropTemporary(root, path)
 	return s.makeTemporary(root, snapshots.KindActive)

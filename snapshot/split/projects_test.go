@@ -24,6 +24,8 @@ type bulkLedger struct {
 	err    error                  // guarded by mu
 }
 
+func newBulkLedger() *bulkLedger { return &bulkLedger{limits: map[uint32]quota.Limit{}} }
+
 // on is the ledger as options want it.
 func (l *bulkLedger) on(fs *quota.FS) quota.Ledger { return bulkAccount{l, fs} }
 
@@ -86,7 +88,7 @@ func (a bulkAccount) SetLimit(id uint32, l quota.Limit) error {
 func withProjects(t *testing.T) (Options, *bulkLedger) {
 	t.Helper()
 	o, _ := onDisks(t, disk.XFS, 0, 0)
-	ledger := &bulkLedger{limits: map[uint32]quota.Limit{}}
+	ledger := newBulkLedger()
 	o.ProjectQuota, o.ledger = true, ledger.on
 	return o, ledger
 }

@@ -15,7 +15,9 @@ type Point string
 // The moments. What a crash leaves, and who repairs it, is in
 // docs/snapshotter-design.md.
 const (
-	// CreateMade: the temporary folder is made, nothing is in the database.
+	// CreateMarked: the temporary folder has its project ID, where there are any.
+	CreateMarked Point = "create-marked"
+	// CreateMade: the temporary folder is ready, nothing is in the database.
 	CreateMade Point = "create-made"
 	// CreateRenamed: the folder has its ID, the transaction is not committed.
 	CreateRenamed Point = "create-renamed"
@@ -50,7 +52,7 @@ const (
 // Points lists all of them.
 func Points() []Point {
 	return []Point{
-		CreateMade, CreateRenamed, CreateCommitted,
+		CreateMarked, CreateMade, CreateRenamed, CreateCommitted,
 		CommitSynced, CommitOpen, CommitCommitted,
 		UsageMeasured,
 		RemoveOpen, RemoveCommitted, RemoveTrashed,
