@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/guest"
 	"github.com/cleave-cri/cleave/lab/guestnode"
@@ -59,5 +60,34 @@ exec ./quota.test -test.v -test.timeout 8m -test.run '^TestQuota'
 	}
 	if skipped := regexp.MustCompile(`(?m)^ *--- SKIP.*`).FindAllString(r.Said, -1); len(skipped) > 0 {
 		t.Errorf("skipped: %v", skipped)
+	}
+}
+
+// TestQuotaNode runs the course about limits of package inside on a node with containerd and the split snapshotter, with the
+// writable layers on each of the filesystems that have project quota.
+func TestQuotaNode(t *testing.T) {
+	run, system := lab(t)
+	faulty, err := guestnode.BuildCleave(t.Context(), t.TempDir(), "faultpoints")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		fs disk.FS
+		// overLimit is what a writer is told.
+		overLimit string
+	}{
+		{disk.Ext4, "Disk quota exceeded"},
+		{disk.XFS, "No space left on device"},
+	} {
+		t.Run(string(tc.fs), func(t *testing.T) {
+			course(t, run, system, "TestQuotaNode", guestnode.Options{
+				ContainersFS: tc.fs,
+				Programs:     map[string]string{"cleave-faultpoints": faulty},
+				Configure: func(c *config.Config) {
+					c.Snapshotter.ProjectQuota, c.Limits.WritableLayerBytes = true, 32<<20
+				},
+				Command: "export CLEAVE_INSIDE_QUOTA='" + tc.overLimit + "'",
+			})
+		})
 	}
 }

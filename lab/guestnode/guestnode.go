@@ -56,6 +56,8 @@ type Options struct {
 	Programs map[string]string
 	// Files are more files, by absolute path in the guest: units, configurations. They replace the node's own.
 	Files map[string]guest.File
+	// ContainersFS is the filesystem of the containers' disk, with project quota: ext4, which "" means, or xfs.
+	ContainersFS disk.FS
 	// Configure changes cleave's configuration; nil means no change.
 	Configure func(*config.Config)
 	// Command is a shell script that runs when the node is up: all units active, images imported.
@@ -97,13 +99,17 @@ func Prepare(ctx context.Context, dir string, o Options) (guest.Options, error) 
 	if err := addImages(ctx, dir, files); err != nil {
 		return guest.Options{}, err
 	}
+	containers := disk.Spec{Name: ContainersDisk, SizeBytes: diskBytes, FS: o.ContainersFS}
+	if containers.FS != disk.XFS { // which has it by its mount option alone
+		containers.MkfsArgs = []string{"-O", "quota,project", "-E", "quotatype=prjquota"}
+	}
 	return guest.Options{
 		Command:   setUp + "\n" + o.Command,
 		Files:     files,
 		MemoryMiB: 3072, // only what is used is taken; an API server and a kubelet need more than the rest
 		Disks: []disk.Spec{
 			{Name: ImagesDisk, SizeBytes: diskBytes, FS: disk.XFS},
-			{Name: ContainersDisk, SizeBytes: diskBytes, FS: disk.Ext4, MkfsArgs: []string{"-O", "quota,project", "-E", "quotatype=prjquota"}},
+			containers,
 		},
 	}, nil
 }
@@ -191,10 +197,11 @@ func addImages(ctx context.Context, dir string, files map[string]guest.File) err
 	return nil
 }
 
-// BuildCleave builds the program as it is shipped, so that it runs in any root, and returns its path.
-func BuildCleave(ctx context.Context, dir string) (string, error) {
-	program := filepath.Join(dir, "cleave")
-	return program, build(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "github.com/cleave-cri/cleave/cmd/cleave")
+// BuildCleave builds the program as it is shipped, so that it runs in any root, and returns its path. With build tags its
+// name has those too.
+func BuildCleave(ctx context.Context, dir string, tags ...string) (string, error) {
+	program := filepath.Join(dir, strings.Join(append([]string{"cleave"}, tags...), "-"))
+	return program, build(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-tags", strings.Join(tags, ","), "-o", program, "github.com/cleave-cri/cleave/cmd/cleave")
 }
 
 // BuildTest builds the tests of a package as a program that runs in any root, and returns its path.
