@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -26,11 +27,12 @@ type Watch struct {
 
 	mu sync.Mutex
 	// guarded by mu
-	pods    map[string]*Pod // by namespace/name: the API server has one of each name
-	odd     map[string]string
-	alive   time.Time // when the server last told anything
-	problem string    // why nothing newer is known
-	whole   bool      // a list has come
+	pods  map[string]*Pod // by namespace/name: the API server has one of each name
+	odd   map[string]string
+	alive time.Time // when the server last told anything
+	list  string    // why there is no list
+	watch string    // why there is no watch
+	whole bool      // a list has come
 }
 
 var _ Source = (*Watch)(nil)
@@ -47,13 +49,13 @@ func (w *Watch) Run(ctx context.Context) error {
 	r := cache.NewReflectorWithOptions(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (apiruntime.Object, error) {
 			list, err := w.client.listPods(ctx, o)
-			w.heard(err)
+			w.heard(&w.list, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			events, err := w.client.watchPods(ctx, o)
+			w.heard(&w.watch, err)
 			if err != nil {
-				w.heard(err)
 				return nil, err
 			}
 			return w.listen(events), nil
@@ -67,17 +69,17 @@ func (w *Watch) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// heard notes that the server answered, or why it did not.
-func (w *Watch) heard(err error) {
+// heard notes that the server answered one of its two questions, or why it did not.
+func (w *Watch) heard(question *string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case err == nil:
-		w.alive, w.problem = time.Now(), ""
-	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err):
-		// The reflector lists anew.
+		w.alive, *question = time.Now(), ""
+	case apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsInvalid(err):
+		// The reflector lists anew. A server that knows no lists by way of a watch calls them invalid.
 	default:
-		w.problem = fmt.Sprintf("ask the API server for this node's pods: %v", err)
+		*question = fmt.Sprintf("ask the API server for this node's pods: %v", err)
 	}
 }
 
@@ -85,9 +87,9 @@ func (w *Watch) heard(err error) {
 func (w *Watch) listen(in watch.Interface) watch.Interface {
 	return watch.Filter(in, func(e watch.Event) (watch.Event, bool) {
 		if e.Type == watch.Error {
-			w.heard(apierrors.FromObject(e.Object))
+			w.heard(&w.watch, apierrors.FromObject(e.Object))
 		} else {
-			w.heard(nil)
+			w.heard(&w.watch, nil)
 		}
 		return e, true
 	})
@@ -97,7 +99,7 @@ func (w *Watch) listen(in watch.Interface) watch.Interface {
 func (w *Watch) Pods() Snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := Snapshot{Source: SourceAPIServer, Problem: w.problem}
+	s := Snapshot{Source: SourceAPIServer, Problem: cmp.Or(w.list, w.watch)}
 	if !w.whole {
 		return s
 	}

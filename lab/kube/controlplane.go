@@ -29,6 +29,11 @@ type ControlPlaneOptions struct {
 	Etcd, APIServer string
 	// Env is the environment of both.
 	Env []string
+	// Restrict lets users do what roles allow, and nodes what is theirs (Node, RBAC, NodeRestriction). Otherwise everybody may do
+	// everything.
+	Restrict bool
+	// Audit writes every request to AuditLog.
+	Audit bool
 }
 
 // ControlPlane is an etcd and an API server on the loopback, with one node. Whoever has the token may do everything.
@@ -37,6 +42,8 @@ type ControlPlane struct {
 	token        string
 	host         string
 	node         string
+	nodeToken    string
+	audit        string
 	rest         *rest.Config
 	client       *kubernetes.Clientset
 }
@@ -53,13 +60,28 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	store, peer, secure := ports[0], ports[1], ports[2]
 	at := func(name string) string { return filepath.Join(o.Dir, name) }
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
-	token, err := writeSecrets(at("token.csv"), at("service-account.key"))
+	token, nodeToken, err := writeSecrets(at("token.csv"), at("service-account.key"))
 	if err != nil {
 		return nil, err
 	}
 	c, err := Connect(fmt.Sprintf("https://127.0.0.1:%d", secure), token, NodeName)
 	if err != nil {
 		return nil, err
+	}
+	c.nodeToken = nodeToken
+	authorization, off := "AlwaysAllow", "ServiceAccount,TaintNodesByCondition"
+	var more []string
+	if o.Restrict {
+		authorization = "Node,RBAC"
+		more = append(more, "--enable-admission-plugins=NodeRestriction")
+	}
+	if o.Audit {
+		c.audit = at("audit.log")
+		const policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n"
+		if err := os.WriteFile(at("audit.yaml"), []byte(policy), 0o600); err != nil {
+			return nil, fmt.Errorf("start a control plane: %w", err)
+		}
+		more = append(more, "--audit-policy-file="+at("audit.yaml"), "--audit-log-path="+c.audit, "--audit-log-mode=blocking")
 	}
 	c.etcd = process{binary: o.Etcd, env: o.Env, log: at("etcd.log"), args: []string{
 		"--name=lab", "--data-dir=" + at("etcd"), "--unsafe-no-fsync",
@@ -68,24 +90,45 @@ func StartControlPlane(ctx context.Context, o ControlPlaneOptions) (_ *ControlPl
 	}}
 	c.server = process{binary: o.APIServer, env: o.Env, log: at("kube-apiserver.log"), args: []string{
 		"--etcd-servers=" + url(store), "--bind-address=127.0.0.1", "--advertise-address=" + enclave.Address, "--secure-port=" + strconv.Itoa(secure), "--cert-dir=" + at("certs"),
-		"--token-auth-file=" + at("token.csv"), "--authorization-mode=AlwaysAllow", "--service-cluster-ip-range=10.255.0.0/24",
+		"--token-auth-file=" + at("token.csv"), "--authorization-mode=" + authorization, "--service-cluster-ip-range=10.255.0.0/24",
 		"--service-account-issuer=https://lab.invalid", "--service-account-key-file=" + at("service-account.key"),
 		"--service-account-signing-key-file=" + at("service-account.key"),
 		// No controller makes service accounts, none taints and untaints nodes (KSS-15).
-		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+		"--disable-admission-plugins=" + off,
 		"--kubelet-preferred-address-types=InternalIP",
 	}}
+	c.server.args = append(c.server.args, more...)
 	if err := c.etcd.start(ctx, func(ctx context.Context) error { return get(ctx, url(store)+"/health") }); err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}
-	ready := func(ctx context.Context) error {
-		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
-	}
-	if err := c.server.start(ctx, ready); err != nil {
+	if err := c.StartServer(ctx); err != nil {
 		return nil, errors.Join(err, c.Close(context.WithoutCancel(ctx)))
 	}
 	return c, nil
 }
+
+// StartServer starts the API server and returns when it is ready. StartControlPlane has done so.
+func (c *ControlPlane) StartServer(ctx context.Context) error {
+	return c.server.start(ctx, func(ctx context.Context) error {
+		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// StopServer ends the API server; what it knows stays in etcd.
+func (c *ControlPlane) StopServer(ctx context.Context) error { return c.server.stop(ctx) }
+
+// AuditLog is the file with a line for each request, if that was wanted.
+func (c *ControlPlane) AuditLog() string { return c.audit }
+
+// As is the configuration of a client with a token.
+func (c *ControlPlane) As(token string) *rest.Config {
+	cfg := c.REST()
+	cfg.BearerToken = token
+	return cfg
+}
+
+// AsNode is the configuration of a client with the identity of the lab's node, as its kubelet has it.
+func (c *ControlPlane) AsNode() *rest.Config { return c.As(c.nodeToken) }
 
 // Connect returns the control plane that answers at a URL, such as one of systemd's in a guest. Close ends nothing of it. Pods
 // are made for the node of that name.
@@ -130,25 +173,27 @@ func (c *ControlPlane) Close(ctx context.Context) error {
 	return errors.Join(c.server.stop(ctx), c.etcd.stop(ctx))
 }
 
-// writeSecrets writes the token of a user who may do everything, and the key that signs service accounts' tokens.
-func writeSecrets(tokens, key string) (token string, _ error) {
-	random := make([]byte, 16)
+// writeSecrets writes the tokens of a user who may do everything and of the lab's node, and the key that signs service accounts'
+// tokens.
+func writeSecrets(tokens, key string) (token, node string, _ error) {
+	random := make([]byte, 32)
 	if _, err := rand.Read(random); err != nil {
-		return "", fmt.Errorf("make a token: %w", err)
+		return "", "", fmt.Errorf("make tokens: %w", err)
 	}
-	token = hex.EncodeToString(random)
-	if err := os.WriteFile(tokens, []byte(token+",lab,lab,system:masters\n"), 0o600); err != nil {
-		return "", fmt.Errorf("write the API server's token: %w", err)
+	token, node = hex.EncodeToString(random[:16]), hex.EncodeToString(random[16:])
+	lines := token + ",lab,lab,system:masters\n" + node + ",system:node:" + NodeName + ",node,system:nodes\n"
+	if err := os.WriteFile(tokens, []byte(lines), 0o600); err != nil {
+		return "", "", fmt.Errorf("write the API server's tokens: %w", err)
 	}
 	private, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
-		return "", fmt.Errorf("make a key for service accounts: %w", err)
+		return "", "", fmt.Errorf("make a key for service accounts: %w", err)
 	}
 	block := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(private)})
 	if err := os.WriteFile(key, block, 0o600); err != nil {
-		return "", fmt.Errorf("write the key for service accounts: %w", err)
+		return "", "", fmt.Errorf("write the key for service accounts: %w", err)
 	}
-	return token, nil
+	return token, node, nil
 }
 
 // freePorts finds ports of the loopback that nobody listens on now.
