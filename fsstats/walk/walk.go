@@ -155,15 +155,15 @@ type lister interface {
 }
 
 func measure(ctx context.Context, root string, opt Options, list lister, most int) (Usage, error) {
+	return measureInto(ctx, root, opt, list, most, nil)
+}
+
+// measureInto measures a tree and remembers it in memory, if that is not nil.
+func measureInto(ctx context.Context, root string, opt Options, list lister, most int, memory *Memory) (Usage, error) {
 	started := time.Now()
-	s := &survey{list: list, linked: inodeSet{most: most}, budget: pace.NewBudget(opt.EntriesPerSecond)}
-	for _, path := range opt.Without {
-		if id, ok := directoryAt(path); ok {
-			if s.without == nil {
-				s.without = map[identity]bool{}
-			}
-			s.without[id] = true
-		}
+	s := &survey{
+		list: list, linked: inodeSet{most: most}, budget: pace.NewBudget(opt.EntriesPerSecond),
+		without: withoutOf(opt.Without), memory: memory,
 	}
 	s.idle.Store(int32(min(max(opt.Workers, 1), maxWorkers) - 1))
 
@@ -189,6 +189,20 @@ func measure(ctx context.Context, root string, opt Options, list lister, most in
 	return usage, nil
 }
 
+// withoutOf finds the directories that are left out; the mount does not matter.
+func withoutOf(paths []string) map[identity]bool {
+	var without map[identity]bool
+	for _, path := range paths {
+		if id, ok := directoryAt(path); ok {
+			if without == nil {
+				without = map[identity]bool{}
+			}
+			without[id] = true
+		}
+	}
+	return without
+}
+
 // survey is one call of Measure: what its workers share.
 type survey struct {
 	list   lister
@@ -198,6 +212,8 @@ type survey struct {
 	top identity
 	// without are directories that are left out; the mount does not matter.
 	without map[identity]bool
+	// memory keeps what is found; nil if nobody wants that. It has one worker.
+	memory *Memory
 	// idle is how many more workers may be busy. Who has much to do and sees one
 	// idle gives half of it away.
 	idle    atomic.Int32
@@ -334,6 +350,8 @@ type dir struct {
 	// offset is the kernel's cookie for the next portion; atEnd: there is none.
 	offset int64
 	atEnd  bool
+	// folder is what is remembered of it, nil if nothing is.
+	folder *folder
 }
 
 func (w *walker) run(ctx context.Context) error {
@@ -343,10 +361,11 @@ func (w *walker) run(ctx context.Context) error {
 	}
 	w.push(fd, 0)
 	d := w.last()
-	if err := statFD(fd, &w.attr); err != nil {
+	if err := w.statDir(fd); err != nil {
 		return err
 	}
 	d.id = w.attr.identity
+	d.folder = w.memory.enter(nil, nil, &w.attr)
 	w.survey.top = d.id
 	w.count(&w.attr)
 	return w.visit(ctx)
@@ -507,7 +526,7 @@ func (w *walker) descend(ctx context.Context, d *dir) error {
 		w.unreadableName(d, "open", name, err)
 		return nil
 	}
-	if err := statFD(fd, &w.attr); err != nil {
+	if err := w.statDir(fd); err != nil {
 		closeFD(fd)
 		w.unreadableName(d, "stat", name, err)
 		return nil
@@ -517,9 +536,21 @@ func (w *walker) descend(ctx context.Context, d *dir) error {
 		w.usage.MountsSkipped++
 		return nil
 	}
+	parent, end := d.folder, d.next
 	w.push(fd, name)
 	w.last().id = w.attr.identity
+	if parent != nil {
+		w.last().folder = w.memory.enter(parent, w.names[name:end], &w.attr)
+	}
 	return nil
+}
+
+// statDir looks at an open directory before it is read.
+func (w *walker) statDir(fd int) error {
+	if w.memory != nil {
+		return statChanges(fd, &w.attr)
+	}
+	return statFD(fd, &w.attr)
 }
 
 // readPortion looks at the next entries of d, the top of the stack, and keeps
@@ -596,14 +627,20 @@ func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
 		w.usage.MountsSkipped++
 		return nil
 	}
-	switch {
-	case w.attr.isDir:
+	if w.attr.isDir {
 		if w.without != nil && w.without[identity{device: w.attr.device, inode: w.attr.inode}] {
 			w.usage.LeftOut++
 			return nil
 		}
+		if w.memory.keeps(d.folder, name, &w.attr) {
+			return nil
+		}
 		w.names = append(w.names, name...)
-	case w.attr.links > 1:
+		w.count(&w.attr)
+		return nil
+	}
+	w.memory.note(d.folder, name, &w.attr)
+	if w.attr.links > 1 {
 		switch w.linked.add(w.attr.identity) {
 		case known:
 			return nil
@@ -630,6 +667,7 @@ func (w *walker) countShare(a *attributes) {
 
 // unreadable notes that the directory at a level of the stack can't be read.
 func (w *walker) unreadable(level int, op string, err error) {
+	w.memory.giveUp("it can be read in part only")
 	w.usage.Unreadable++
 	if len(w.usage.Errors) < maxErrors {
 		w.usage.Errors = append(w.usage.Errors, fmt.Errorf("%s %q: %w", op, w.path(level), err))
@@ -638,6 +676,7 @@ func (w *walker) unreadable(level int, op string, err error) {
 
 // unreadableName notes that an entry of d, the top of the stack, can't be read.
 func (w *walker) unreadableName(d *dir, op string, name int, err error) {
+	w.memory.giveUp("it can be read in part only")
 	w.usage.Unreadable++
 	if len(w.usage.Errors) < maxErrors {
 		path := w.path(len(w.stack)-1) + "/" + w.nameAt(name)
