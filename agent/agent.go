@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -28,6 +27,8 @@ import (
 	"github.com/cleave-cri/cleave/proxy/diskstats"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/systemd/activation"
+	"github.com/cleave-cri/cleave/systemd/notify"
 	"github.com/cleave-cri/cleave/web"
 )
 
@@ -75,6 +76,12 @@ type agent struct {
 	// listening says that cleave's socket is there and still this process's.
 	listening atomic.Bool
 
+	// manager is the service manager, offered the sockets that it listens on.
+	manager *notify.Notifier
+	offered activation.Sockets
+	// wishes are asked for by `cleave handover`.
+	wishes chan wish
+
 	lock     *os.File
 	listen   *socket
 	control  *socket
@@ -102,7 +109,12 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 	if cfg.Memory.LimitBytes > 0 {
 		debug.SetMemoryLimit(cfg.Memory.LimitBytes)
 	}
-	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now()}
+	offered, err := activation.Offered()
+	if err != nil {
+		return err
+	}
+	a := &agent{cfg: cfg, opt: opt, log: opt.Log, startedAt: time.Now(), offered: offered, wishes: make(chan wish)}
+	a.manager = notify.New(func(err error) { a.log.Warn("the service manager does not listen", zap.Error(err)) })
 	if a.metrics, err = web.Metrics(a.values); err != nil {
 		return err
 	}
@@ -248,9 +260,9 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		parts.Go(func() error { a.limits.Run(work); return nil })
 	}
 	if a.control != nil {
-		server := controlServer(a.status, a.metrics)
+		server := controlServer(a.status, a.wishHandover, a.metrics)
 		parts.Go(func() error { serveControl(server, a.control, a.log); return nil })
-		context.AfterFunc(work, func() { _ = server.Close() }) //nolint:errcheck // it is over
+		parts.Go(func() error { endControl(work, server); return nil })
 	}
 	if err := inherited.Done(); err != nil {
 		// The old process has died meanwhile; then this one is all there is.
@@ -260,26 +272,40 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	if a.lock != nil {
 		writeOwner(a.lock)
 	}
-	a.notify(daemon.SdNotifyReady + fmt.Sprintf("\nMAINPID=%d", os.Getpid()))
+	a.refuseOffered()
+	supervised, err := a.supervise(inherited.Inherited())
+	if err != nil {
+		a.log.Warn("the service manager is not told how it goes", zap.Error(err))
+	}
+	if supervised != nil {
+		parts.Go(func() error { supervised.run(work); return supervised.close() })
+	}
 	a.log.Info("serving", zap.Stringer("listen", a.cfg.Listen.Endpoint), zap.Stringer("runtime", a.cfg.Runtime.Endpoint),
 		zap.String("mode", a.mode()), zap.Int("pid", os.Getpid()), zap.String("version", a.opt.Version))
 
-	grace, replaced := a.waitForEnd(ctx, work)
+	grace, successor := a.waitForEnd(ctx, work)
 	a.listening.Store(false)
 	var removed error
-	if !replaced {
-		a.notify(daemon.SdNotifyStopping)
+	orphaned, orphan := context.WithCancelCause(ctx)
+	defer orphan(nil)
+	if successor != nil {
+		a.follow(successor, orphan)
+	} else {
+		a.manager.Stopping(fmt.Sprintf("Calls in flight have %s", stopGrace))
 		// While they are listened on, nobody else's socket can have their
 		// inode numbers.
 		removed = removeFiles(a.sockets())
 	}
 	endWork()
-	drain, cancel := drainContext(ctx, grace)
+	drain, cancel := drainContext(orphaned, grace)
 	defer cancel()
 	if err := a.proxy.Drain(drain); err != nil {
 		a.log.Warn("calls were broken off", zap.Error(err))
 	}
-	err := parts.Wait()
+	err = parts.Wait()
+	if ctx.Err() == nil && orphaned.Err() != nil {
+		err = errors.Join(err, context.Cause(orphaned))
+	}
 	if a.crio != nil {
 		err = errors.Join(err, a.crio.close(drain))
 	}
@@ -297,28 +323,32 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 }
 
 // waitForEnd returns when ctx or one of the parts ends, or when a successor
-// has taken over. It says how long calls in flight may go on.
-func (a *agent) waitForEnd(ctx, work context.Context) (grace time.Duration, replaced bool) {
+// has taken over, which is returned. It says how long calls in flight may go on.
+func (a *agent) waitForEnd(ctx, work context.Context) (grace time.Duration, _ *handover.Successor) {
 	for {
+		tell := func(outcome) {}
 		select {
 		case <-ctx.Done():
 			a.log.Info("stopping", zap.Duration("grace", stopGrace))
-			return stopGrace, false
+			return stopGrace, nil
 		case <-work.Done():
-			return stopGrace, false
+			return stopGrace, nil
+		case told := <-a.wishes:
+			tell = func(o outcome) { told <- o }
 		case <-a.opt.Handover:
-			if ctx.Err() != nil {
-				continue // told to stop at the same time: that goes first
-			}
-			pid, err := a.handOver(ctx)
-			if err != nil {
-				a.log.Error("no new process took over, this one goes on", zap.Error(err))
-				continue
-			}
-			a.log.Info("a new process has taken over", zap.Int("successor", pid), zap.Duration("grace", handoverGrace))
-			a.giveUpLock()
-			return handoverGrace, true
 		}
+		if err := ctx.Err(); err != nil {
+			tell(outcome{err: err})
+			continue // told to stop at the same time: that goes first
+		}
+		successor, err := a.succeed(ctx)
+		if err != nil {
+			tell(outcome{err: err})
+			continue
+		}
+		tell(outcome{pid: successor.PID})
+		a.giveUpLock()
+		return handoverGrace, successor
 	}
 }
 
@@ -336,7 +366,7 @@ func (a *agent) giveUpLock() {
 }
 
 // handOver starts a successor on the same sockets.
-func (a *agent) handOver(ctx context.Context) (pid int, _ error) {
+func (a *agent) handOver(ctx context.Context) (*handover.Successor, error) {
 	var files []handover.File
 	defer func() {
 		for _, f := range files {
@@ -351,9 +381,9 @@ func (a *agent) handOver(ctx context.Context) (pid int, _ error) {
 		}
 		f, err := handover.Duplicate(name, s)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		f.Note = s.id.String()
+		f.Note = s.note()
 		files = append(files, f)
 	}
 	if a.lock != nil {
@@ -373,15 +403,8 @@ func drainContext(ctx context.Context, grace time.Duration) (context.Context, co
 	return drain, func() { stop(); cancel() }
 }
 
-// notify tells a service manager, if there is one.
-func (a *agent) notify(state string) {
-	if _, err := daemon.SdNotify(false, state); err != nil {
-		a.log.Warn("the service manager does not listen", zap.Error(err))
-	}
-}
-
 func (a *agent) close() error {
-	var errs []error
+	errs := []error{a.offered.Close()}
 	if a.watcher != nil {
 		errs = append(errs, a.watcher.Close())
 	}

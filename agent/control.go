@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -16,14 +17,21 @@ import (
 // pathStatus is where the control socket answers with a [Status].
 const pathStatus = "/v1/status"
 
+// pathHandover is where it is told to hand over to a new process.
+const pathHandover = "/v1/handover"
+
+// endGrace is how long requests have that are being answered at the end.
+const endGrace = 2 * time.Second
+
 // pathMetrics is where it answers with metrics.
 const pathMetrics = "/metrics"
 
 // controlServer answers on the control socket, for `cleave status`, for programs that collect metrics and whoever else may connect,
 // which is root.
-func controlServer(status func(context.Context) Status, metrics http.Handler) *http.Server {
+func controlServer(status func(context.Context) Status, handOver func(context.Context) (any, error), metrics http.Handler) *http.Server {
 	server := control.Server(map[string]control.Func{
-		"GET " + pathStatus: control.Without(func(ctx context.Context) (any, error) { return status(ctx), nil }),
+		"GET " + pathStatus:    control.Without(func(ctx context.Context) (any, error) { return status(ctx), nil }),
+		"POST " + pathHandover: control.Without(handOver),
 	})
 	mux := http.NewServeMux()
 	mux.Handle("GET "+pathMetrics, metrics)
@@ -38,6 +46,33 @@ func serveControl(server *http.Server, l net.Listener, log *zap.Logger) {
 	if err := control.Serve(server, l); err != nil {
 		log.Error("the control socket is not served any more; calls still pass, SIGHUP makes a new one", zap.Error(err))
 	}
+}
+
+// endControl closes the server when ctx ends. Who asked for a handover still gets
+// the answer.
+func endControl(ctx context.Context, server *http.Server) {
+	<-ctx.Done()
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), endGrace)
+	defer cancel()
+	if server.Shutdown(limit) != nil {
+		_ = server.Close() //nolint:errcheck // it is over
+	}
+}
+
+// AskHandover tells the cleave that is running to hand over to a new process of
+// its program, with the configuration as it is now, and returns the new one's
+// PID when that answers calls. If there is none the error says why, and the old
+// one goes on.
+func AskHandover(ctx context.Context, socket string) (pid int, _ error) {
+	var h Handover
+	err := control.Ask(ctx, socket, http.MethodPost, pathHandover, &h)
+	if errors.Is(err, control.ErrNotRunning) {
+		err = fmt.Errorf("%w: nobody answers on its control socket; if control.endpoint was changed, restart cleave instead", ErrNotRunning)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("hand over to a new cleave on %s: %w", socket, err)
+	}
+	return h.PID, nil
 }
 
 // ErrNotRunning says that no cleave answers on the control socket.

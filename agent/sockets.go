@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"go.uber.org/zap"
 
@@ -22,10 +23,24 @@ type socket struct {
 	id   unixsock.ID
 	// made says that this process made it and did not inherit it.
 	made bool
+	// kept says that its file is the service manager's, which goes on listening
+	// when no cleave does: connections wait there for the next.
+	kept bool
 }
 
-// takeOrListen returns the predecessor's socket if it is the one at path, and
-// otherwise makes one there: the path was changed in the configuration, or the
+// keptMark stands behind the id in the note of a kept socket.
+const keptMark = " kept"
+
+// note is what a successor has to know of the socket.
+func (s *socket) note() string {
+	if s.kept {
+		return s.id.String() + keptMark
+	}
+	return s.id.String()
+}
+
+// takeOrListen returns the predecessor's socket if it is the one at path, or
+// the service manager's, and otherwise makes one there: the path was changed in the configuration, or the
 // file was taken away from under the predecessor. What is inherited and not used
 // goes to a.left.
 func (a *agent) takeOrListen(inherited *handover.Inheritance, name, path string, access unixsock.Access) (*socket, error) {
@@ -40,6 +55,13 @@ func (a *agent) takeOrListen(inherited *handover.Inheritance, name, path string,
 		}
 		a.left = append(a.left, old)
 	}
+	if l := a.offered.Take(path); l != nil {
+		id, err := unixsock.IDOf(path)
+		if err != nil {
+			return nil, errors.Join(err, l.Close())
+		}
+		return &socket{UnixListener: l, path: path, id: id, kept: true}, nil
+	}
 	return newSocket(path, access)
 }
 
@@ -53,6 +75,7 @@ func takeSocket(inherited *handover.Inheritance, name string) (*socket, error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("take over the %s socket: %w", name, err)
 	}
+	note, kept := strings.CutSuffix(note, keptMark)
 	id, err := unixsock.ParseID(note)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("take over the %s socket: %w", name, err), l.Close())
@@ -61,7 +84,7 @@ func takeSocket(inherited *handover.Inheritance, name string) (*socket, error) {
 	if !ok {
 		return nil, errors.Join(fmt.Errorf("take over the %s socket: it is a %s socket", name, l.Addr().Network()), l.Close())
 	}
-	return &socket{UnixListener: ul, path: ul.Addr().String(), id: id}, nil
+	return &socket{UnixListener: ul, path: ul.Addr().String(), id: id, kept: kept}, nil
 }
 
 func newSocket(path string, access unixsock.Access) (*socket, error) {
@@ -95,7 +118,9 @@ func (a *agent) sockets() []*socket {
 func removeFiles(sockets []*socket) error {
 	var errs []error
 	for _, s := range sockets {
-		errs = append(errs, unixsock.Remove(s.path, s.id))
+		if !s.kept {
+			errs = append(errs, unixsock.Remove(s.path, s.id))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -113,6 +138,19 @@ func (a *agent) giveUp() error {
 		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// refuseOffered closes what the service manager offers and the configuration does
+// not want. The manager goes on listening there, and who connects waits in vain.
+func (a *agent) refuseOffered() {
+	for path := range a.offered {
+		a.log.Warn("the service manager listens on a socket that the configuration does not name, and who connects there gets no answer: "+
+			"make ListenStream of cleave.socket and listen.endpoint the same, then restart cleave.socket", zap.String("socket", path))
+	}
+	if err := a.offered.Close(); err != nil {
+		a.log.Warn("a socket of the service manager stays open", zap.Error(err))
+	}
+	a.offered = nil
 }
 
 // removeLeft takes away the files of sockets that the predecessor had and this

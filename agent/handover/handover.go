@@ -38,8 +38,9 @@ const startTimeout = 30 * time.Second
 
 // Inheritance is what a predecessor has left.
 type Inheritance struct {
-	files map[string]File
-	ready *os.File
+	files     map[string]File
+	ready     *os.File
+	inherited bool
 }
 
 // Inherit takes over the files that a predecessor passed. Without a predecessor
@@ -53,7 +54,7 @@ func Inherit() (*Inheritance, error) {
 	if err := os.Unsetenv(environment); err != nil {
 		return nil, fmt.Errorf("take over from the old process: %w", err)
 	}
-	in := &Inheritance{files: map[string]File{}}
+	in := &Inheritance{files: map[string]File{}, inherited: true}
 	for i, entry := range strings.Split(value, ",") {
 		name, note, _ := strings.Cut(entry, "=")
 		// This process's own children shall not keep the sockets open.
@@ -73,6 +74,9 @@ func Inherit() (*Inheritance, error) {
 	}
 	return in, nil
 }
+
+// Inherited reports whether there was a predecessor.
+func (in *Inheritance) Inherited() bool { return in.inherited }
 
 // Take returns an inherited file with its note and gives up its ownership; nil
 // if there is none of that name.
@@ -142,18 +146,18 @@ func Duplicate(name string, socket syscall.Conn) (File, error) {
 // the files on, and waits until it is ready. If it ends before, or is not ready
 // within 30 s, it is killed and an error returned; the caller then goes on as if
 // nothing had happened. The caller keeps its own descriptors.
-func Start(ctx context.Context, executable string, args []string, files []File) (pid int, _ error) {
+func Start(ctx context.Context, executable string, args []string, files []File) (*Successor, error) {
 	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("start a successor: %w", err)
+		return nil, fmt.Errorf("start a successor: %w", err)
 	}
 	if slices.ContainsFunc(files, func(f File) bool {
 		return f.Name == readyName || strings.ContainsAny(f.Name, ",=") || strings.Contains(f.Note, ",")
 	}) {
-		return 0, fmt.Errorf("start a successor: a file has a reserved name or note")
+		return nil, fmt.Errorf("start a successor: a file has a reserved name or note")
 	}
 	read, write, err := os.Pipe()
 	if err != nil {
-		return 0, fmt.Errorf("start a successor: %w", err)
+		return nil, fmt.Errorf("start a successor: %w", err)
 	}
 	defer func() { _ = read.Close() }() //nolint:errcheck // nothing is lost with it
 
@@ -170,10 +174,10 @@ func Start(ctx context.Context, executable string, args []string, files []File) 
 	err = cmd.Start()
 	closeErr := write.Close()
 	if err != nil {
-		return 0, fmt.Errorf("start a successor from %s: %w", executable, err)
+		return nil, fmt.Errorf("start a successor from %s: %w", executable, err)
 	}
 	if closeErr != nil {
-		return 0, errors.Join(fmt.Errorf("start a successor: %w", closeErr), cmd.Process.Kill(), cmd.Wait())
+		return nil, errors.Join(fmt.Errorf("start a successor: %w", closeErr), cmd.Process.Kill(), cmd.Wait())
 	}
 
 	limit := time.Now().Add(startTimeout)
@@ -181,7 +185,7 @@ func Start(ctx context.Context, executable string, args []string, files []File) 
 		limit = d
 	}
 	if err := read.SetReadDeadline(limit); err != nil {
-		return 0, errors.Join(fmt.Errorf("wait for the successor: %w", err), cmd.Process.Kill(), cmd.Wait())
+		return nil, errors.Join(fmt.Errorf("wait for the successor: %w", err), cmd.Process.Kill(), cmd.Wait())
 	}
 	// After the limit is set, for that would overwrite it.
 	stop := context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Now()) }) //nolint:errcheck // then the limit ends it
@@ -201,12 +205,24 @@ func Start(ctx context.Context, executable string, args []string, files []File) 
 			killErr = nil
 		}
 		waitErr := cmd.Wait()
-		return 0, errors.Join(fmt.Errorf("wait for the successor (pid %d): %w", cmd.Process.Pid, err), killErr, waitErr)
+		return nil, errors.Join(fmt.Errorf("wait for the successor (pid %d): %w", cmd.Process.Pid, err), killErr, waitErr)
 	}
-	// The successor outlives this process; nobody waits for it here.
-	pid = cmd.Process.Pid
-	if err := cmd.Process.Release(); err != nil {
-		return pid, fmt.Errorf("let the successor (pid %d) go: %w", pid, err)
+	return &Successor{PID: cmd.Process.Pid, cmd: cmd}, nil
+}
+
+// Successor is a process that has taken over. It may outlive this one.
+type Successor struct {
+	// PID is its number.
+	PID int
+
+	cmd *exec.Cmd
+}
+
+// Wait returns when the successor has ended, which may be long after this process
+// should have: nil if it was told to or had a successor of its own, else how.
+func (s *Successor) Wait() error {
+	if err := s.cmd.Wait(); err != nil {
+		return fmt.Errorf("the new process (pid %d) has ended: %w", s.PID, err)
 	}
-	return pid, nil
+	return nil
 }

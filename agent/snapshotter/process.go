@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -23,6 +22,8 @@ import (
 	"github.com/cleave-cri/cleave/snapshot"
 	"github.com/cleave-cri/cleave/snapshot/split"
 	"github.com/cleave-cri/cleave/snapshot/split/ctdconfig"
+	"github.com/cleave-cri/cleave/systemd/activation"
+	"github.com/cleave-cri/cleave/systemd/notify"
 )
 
 // stopGrace is how long calls in flight have at the end. All are short, and new
@@ -95,16 +96,16 @@ func Serve(ctx context.Context, cfg config.Config, opt Options) error {
 	if err != nil {
 		return err
 	}
-	offered, err := offeredSockets()
+	offered, err := activation.Offered()
 	if err != nil {
 		return errors.Join(err, backend.Close())
 	}
 	return run(ctx, cfg, backend, offered, opt)
 }
 
-// run serves a backend, and closes it and the offered sockets at the end.
-func run(ctx context.Context, cfg config.Config, backend Backend, offered sockets, opt Options) (err error) {
-	defer func() { err = errors.Join(err, offered.close(), backend.Close()) }()
+// run serves a backend, and closes it and the offered activation.Sockets at the end.
+func run(ctx context.Context, cfg config.Config, backend Backend, offered activation.Sockets, opt Options) (err error) {
+	defer func() { err = errors.Join(err, offered.Close(), backend.Close()) }()
 	conn, err := upstream.Connect(cfg.Runtime.Endpoint.Path(), upstream.Plain(cfg.Runtime.Endpoint.Path()))
 	if err != nil {
 		return err
@@ -125,11 +126,11 @@ func run(ctx context.Context, cfg config.Config, backend Backend, offered socket
 		},
 	}
 	// The backend's lock keeps a second process from getting here.
-	listen, err := offered.takeOrListen(cfg.Snapshotter.Endpoint.Path())
+	listen, err := takeOrListen(offered, cfg.Snapshotter.Endpoint.Path())
 	if err != nil {
 		return err
 	}
-	status, err := offered.takeOrListen(cfg.Snapshotter.StatusEndpoint.Path())
+	status, err := takeOrListen(offered, cfg.Snapshotter.StatusEndpoint.Path())
 	if err != nil {
 		return errors.Join(err, listen.remove(), listen.Close())
 	}
@@ -177,7 +178,8 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 	parts.Go(func() error { return server.Serve(listen) })
 	parts.Go(func() error { return control.Serve(answers, status) })
 	parts.Go(func() error { p.watch.run(work); return nil })
-	p.notify(daemon.SdNotifyReady)
+	manager := notify.New(func(err error) { p.opt.Log.Warn("the service manager does not listen", zap.Error(err)) })
+	manager.Ready("Serving snapshots to containerd on " + p.cfg.Snapshotter.Endpoint.Path())
 	p.opt.Log.Info("serving snapshots", zap.Stringer("listen", p.cfg.Snapshotter.Endpoint), zap.Stringer("runtime", p.cfg.Runtime.Endpoint),
 		zap.String("image_root", p.cfg.Snapshotter.ImageRoot), zap.String("container_root", p.cfg.Snapshotter.ContainerRoot),
 		zap.Int("pid", os.Getpid()), zap.String("version", p.opt.Version))
@@ -188,7 +190,7 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 	}
 	grace := cmp.Or(p.opt.grace, stopGrace)
 	p.opt.Log.Info("stopping", zap.Duration("grace", grace))
-	p.notify(daemon.SdNotifyStopping)
+	manager.Stopping("Answering the last calls; pods run on, new ones wait for the next start")
 	// While they are listened on, nobody else's socket can have their inode numbers.
 	removed := errors.Join(listen.remove(), status.remove())
 	endWork()
@@ -196,11 +198,4 @@ func (p *process) serve(ctx context.Context, listen, status socket) error {
 	server.GracefulStop()
 	hard.Stop()
 	return errors.Join(answers.Close(), parts.Wait(), removed)
-}
-
-// notify tells a service manager, if there is one.
-func (p *process) notify(state string) {
-	if _, err := daemon.SdNotify(false, state); err != nil {
-		p.opt.Log.Warn("the service manager does not listen", zap.Error(err))
-	}
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/proxy/unixsock"
 	"github.com/cleave-cri/cleave/snapshot/split"
+	"github.com/cleave-cri/cleave/systemd/activation"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -288,7 +289,7 @@ func startBench(t *testing.T, cfg config.Config) *bench {
 }
 
 // startBenchOn starts it with sockets from a service manager.
-func startBenchOn(t *testing.T, cfg config.Config, offered sockets) *bench {
+func startBenchOn(t *testing.T, cfg config.Config, offered activation.Sockets) *bench {
 	t.Helper()
 	b := &bench{cfg: cfg, backend: &fakeBackend{hung: make(chan struct{}, 1), reopened: make(chan struct{})}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -588,7 +589,7 @@ func TestStopBreaksOffWhatHangs(t *testing.T) {
 func TestOfferedSockets(t *testing.T) {
 	t.Parallel()
 	cfg := configFor(t)
-	offered := sockets{}
+	offered := activation.Sockets{}
 	for _, path := range []string{cfg.Snapshotter.Endpoint.Path(), cfg.Snapshotter.Endpoint.Path() + ".other"} {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
@@ -631,13 +632,13 @@ func TestServiceManagerIsTold(t *testing.T) {
 		t.Error(err)
 	}
 	for _, want := range []string{"READY=1", "STOPPING=1"} {
-		message := make([]byte, 100)
+		message := make([]byte, 4096)
 		if err := manager.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
 			t.Fatal(err)
 		}
 		n, err := manager.Read(message)
-		if err != nil || string(message[:n]) != want {
-			t.Errorf("the service manager is told %q (%v), want %q", message[:n], err, want)
+		if first, _, _ := strings.Cut(string(message[:n]), "\n"); err != nil || first != want {
+			t.Errorf("the service manager is told %q (%v), want first %q", message[:n], err, want)
 		}
 	}
 }

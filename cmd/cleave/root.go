@@ -22,7 +22,7 @@ writable layers and logs really are, and what they really take.`,
 		SilenceErrors:     true,
 		DisableAutoGenTag: true,
 	}
-	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(),
+	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(), handoverCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
 		imagesCommand(), orphansCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
