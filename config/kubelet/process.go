@@ -177,8 +177,10 @@ func SocketPath(endpoint string) string {
 	return ""
 }
 
-// Named lists the processes whose argv[0] has this base name, in the order of
-// their numbers.
+// Named lists the node's own processes whose argv[0] has this base name, in the
+// order of their numbers. What runs in pods is left out: there anybody may call
+// himself so, and name files that it takes a gibibyte to read. A kubelet runs as
+// root, and in the PID namespace of the node, as CRI-O and cleave do.
 func (r Reader) Named(ctx context.Context, name string) ([]int, error) {
 	entries, err := os.ReadDir(r.path())
 	if err != nil {
@@ -196,12 +198,28 @@ func (r Reader) Named(ctx context.Context, name string) ([]int, error) {
 		args, err := r.args(pid)
 		// A process that went away is none of ours; a kernel thread and a zombie
 		// have no arguments.
-		if err == nil && len(args) > 0 && filepath.Base(args[0]) == name {
+		if err == nil && len(args) > 0 && filepath.Base(args[0]) == name && r.ofNode(pid) {
 			out = append(out, pid)
 		}
 	}
 	slices.Sort(out)
 	return out, nil
+}
+
+// ofNode says whether a process is root in this process's PID and user namespace.
+func (r Reader) ofNode(pid int) bool {
+	for _, namespace := range []string{"pid", "user"} {
+		ours, err := os.Readlink(r.path("self", "ns", namespace))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // a kernel without it
+		}
+		theirs, theirErr := os.Readlink(r.path(strconv.Itoa(pid), "ns", namespace))
+		if err != nil || theirErr != nil || ours != theirs {
+			return false
+		}
+	}
+	ids, err := r.userIDs(pid)
+	return err == nil && len(ids) > 1 && ids[1] == "0" // the effective one
 }
 
 func (r Reader) args(pid int) ([]string, error) {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -85,6 +86,7 @@ func (n fakeNode) process(pid int, args ...string) {
 	n.t.Helper()
 	p := "proc/" + strconv.Itoa(pid)
 	n.write(p+"/cmdline", strings.Join(args, "\x00")+"\x00")
+	n.write(p+"/status", "Name:\tx\nUid:\t0\t0\t0\t0\n")
 	// The name in brackets may hold anything.
 	n.write(p+"/stat", fmt.Sprintf("%d (a) b) S 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 9 0 %d 1 1 1", pid, 100*pid))
 	tree := "root/" + strconv.Itoa(pid)
@@ -403,7 +405,7 @@ func TestRealProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(fmt.Sprint(found), strconv.Itoa(cmd.pid())) {
+	if os.Geteuid() == 0 && !slices.Contains(found, cmd.pid()) { // a kubelet is root
 		t.Errorf("process %d is not among %v", cmd.pid(), found)
 	}
 	s, err := Reader{}.Find(t.Context(), Choice{PID: cmd.pid()})
@@ -425,6 +427,44 @@ func TestRealProcess(t *testing.T) {
 	cmd.end(t)
 	if _, err := (Reader{}).Read(cmd.pid()); !errors.Is(err, ErrGone) {
 		t.Errorf("after its end: %v", err)
+	}
+}
+
+// Whoever calls himself kubelet in a pod is not looked at.
+func TestOthersAreNotTheKubelet(t *testing.T) {
+	t.Parallel()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: makes namespaces")
+	}
+	for name, attributes := range map[string]*syscall.SysProcAttr{
+		"in a pod":                    {Cloneflags: syscall.CLONE_NEWPID},
+		"with users of its own":       {Cloneflags: syscall.CLONE_NEWUSER, UidMappings: []syscall.SysProcIDMap{{HostID: 0, Size: 1}}},
+		"in the host's PIDs, no root": {Credential: &syscall.Credential{Uid: 65534, Gid: 65534}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, err := os.MkdirTemp("", "cleave-kubelet-")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := os.RemoveAll(dir); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := os.Chmod(dir, 0o755); err != nil { // for the other user
+				t.Fatal(err)
+			}
+			cmd := standAsKubelet(t, dir, attributes, "--container-runtime-endpoint=unix:///run/crio/crio.sock")
+			found, err := Reader{}.Named(t.Context(), "kubelet")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.Contains(found, cmd.pid()) {
+				t.Errorf("process %d is taken for the node's kubelet", cmd.pid())
+			}
+			cmd.end(t)
+		})
 	}
 }
 
