@@ -164,13 +164,24 @@ func summaryOf(client kubeletapi.Client) func(context.Context, int32) (crio.Figu
 		if err != nil {
 			return crio.Figures{}, unseen(err)
 		}
-		var f crio.Figures
-		if r := summary.Node.Runtime; r != nil {
-			f.ImagesBytes, f.ContainersBytes = capacityOf(r.ImageFs), capacityOf(r.ContainerFs)
-		}
-		return f, nil
+		return figuresOf(summary.Node.Runtime), nil
 	}
 }
+
+func figuresOf(r *stats.RuntimeStats) (f crio.Figures) {
+	if r == nil {
+		return f
+	}
+	f.ImagesBytes, f.ContainersBytes = capacityOf(r.ImageFs), capacityOf(r.ContainerFs)
+	if a, b := r.ImageFs, r.ContainerFs; a != nil && b != nil {
+		f.Alike = alike(a.AvailableBytes, b.AvailableBytes) && alike(a.UsedBytes, b.UsedBytes) && alike(a.InodesFree, b.InodesFree) &&
+			a.UsedBytes != nil && *a.UsedBytes > 0
+	}
+	return f
+}
+
+// alike says that two figures are the same, or both unknown.
+func alike(a, b *uint64) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // unseen tells a summary that can't be seen, of which nothing is concluded, from one that the kubelet can't make.
 func unseen(err error) error {

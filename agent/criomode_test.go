@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/cleave-cri/cleave/agent/crio"
 	"github.com/cleave-cri/cleave/agent/kubeletapi"
@@ -198,6 +199,33 @@ func TestASummaryThatCannotBeSeenIsNotWrong(t *testing.T) {
 	}
 	if failed := errors.New("it answers 500"); errors.Is(unseen(failed), crio.ErrNotAllowed) {
 		t.Error("a summary that fails is taken for one that is not shown")
+	}
+}
+
+// A kubelet that does not split gives one disk's figures twice.
+func TestFiguresOfASummary(t *testing.T) {
+	t.Parallel()
+	disk := func(available, used, inodes uint64) *stats.FsStats {
+		capacity := uint64(1000)
+		return &stats.FsStats{CapacityBytes: &capacity, AvailableBytes: &available, UsedBytes: &used, InodesFree: &inodes}
+	}
+	without := disk(500, 5, 5)
+	without.InodesFree = nil // btrfs
+	for name, tc := range map[string]struct {
+		in   *stats.RuntimeStats
+		want crio.Figures
+	}{
+		"nothing":                 {nil, crio.Figures{}},
+		"no containerFs":          {&stats.RuntimeStats{ImageFs: disk(500, 5, 5)}, crio.Figures{ImagesBytes: 1000}},
+		"one disk twice":          {&stats.RuntimeStats{ImageFs: disk(500, 5, 5), ContainerFs: disk(500, 5, 5)}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000, Alike: true}},
+		"one without inodes":      {&stats.RuntimeStats{ImageFs: without, ContainerFs: without}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000, Alike: true}},
+		"two disks":               {&stats.RuntimeStats{ImageFs: disk(500, 5, 5), ContainerFs: disk(501, 5, 5)}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000}},
+		"two disks, fresh":        {&stats.RuntimeStats{ImageFs: disk(1000, 0, 9), ContainerFs: disk(1000, 0, 9)}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000}},
+		"one of them with inodes": {&stats.RuntimeStats{ImageFs: without, ContainerFs: disk(500, 5, 5)}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000}},
+	} {
+		if got := figuresOf(tc.in); got != tc.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
 	}
 }
 

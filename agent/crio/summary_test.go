@@ -12,7 +12,8 @@ import (
 // KSS-18: what the kubelet makes of the answer is looked at after each of its starts.
 func TestKSS18_TheSummaryIsLookedAt(t *testing.T) {
 	t.Parallel()
-	capacities := map[string]uint64{diskA.Device: 100 << 30, diskB.Device: 50 << 30}
+	capacities := map[string]uint64{diskA.Device: 100 << 30, diskB.Device: 50 << 30, diskC.Device: 100 << 30}
+	alike := Disks{Known: true, Images: diskA, Containers: diskC, NodeDevice: diskC.Device}
 	right := Figures{ImagesBytes: 100 << 30, ContainersBytes: 50 << 30}
 	refused := proved
 	refused.Refused = "it is too old"
@@ -30,6 +31,10 @@ func TestKSS18_TheSummaryIsLookedAt(t *testing.T) {
 		{name: "one disk", kubelet: proved, disks: one, figures: Figures{ImagesBytes: 50 << 30, ContainersBytes: 50 << 30}},
 		{name: "unsplit figures", kubelet: proved, disks: split, figures: Figures{ImagesBytes: 100 << 30, ContainersBytes: 100 << 30},
 			problem: "it gives containerFs 107374182400 bytes, and /var/lib/containers has 53687091200"},
+		{name: "two disks of one size", kubelet: proved, disks: alike, figures: Figures{ImagesBytes: 100 << 30, ContainersBytes: 100 << 30}},
+		{name: "unsplit figures of two disks of one size", kubelet: proved, disks: alike, figures: Figures{ImagesBytes: 100 << 30, ContainersBytes: 100 << 30, Alike: true},
+			problem: "it gives imageFs and containerFs the same figures"},
+		{name: "one disk, twice", kubelet: proved, disks: one, figures: Figures{ImagesBytes: 50 << 30, ContainersBytes: 50 << 30, Alike: true}},
 		{name: "no containerFs", kubelet: proved, disks: split, figures: Figures{ImagesBytes: 100 << 30}, problem: "it has no containerFs, which is /var/lib/containers"},
 		{name: "nothing at all", kubelet: proved, disks: split, problem: "it has no imageFs"},
 		{name: "KSS-19: it fails", kubelet: proved, disks: split, err: errors.New("it answers 500"), problem: "it answers 500"},
