@@ -244,6 +244,10 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 	k.mu.Unlock()
 	if told != nil && slices.ContainsFunc(running, told.Kubelet.same) {
 		k.lookAtSummary(ctx, now, *told)
+	} else if err == nil {
+		k.mu.Lock()
+		k.summary = looked{} // of one that has ended
+		k.mu.Unlock()
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -155,4 +155,7 @@ func TestSummaryIsAskedForWhenItMatters(t *testing.T) {
 	// One that has ended is not asked.
 	running = nil
 	look(summaryPeriod, 8)
+	if s := k.Status().Summary; s != nil {
+		t.Errorf("of one that has ended it is still said: %+v", s)
+	}
 }
