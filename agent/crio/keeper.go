@@ -239,9 +239,7 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 	if err != nil {
 		problems = append(problems, fmt.Sprintf("look for the kubelet: %v", err))
 	}
-	k.mu.Lock()
-	told := k.told
-	k.mu.Unlock()
+	told := k.newest(running)
 	if told != nil && slices.ContainsFunc(running, told.Kubelet.same) {
 		k.lookAtSummary(ctx, now, *told)
 	} else if err == nil {
@@ -290,6 +288,27 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 		}
 	}
 	k.problems = problems
+}
+
+// newest is what was told to one of the running kubelets if that is known, else what was told last. While one cleave takes over from
+// another, a kubelet may have asked the old one after the new one had read the file.
+func (k *Keeper) newest(running []Kubelet) *Told {
+	k.mu.Lock()
+	told := k.told
+	k.mu.Unlock()
+	if len(running) == 0 || told != nil && slices.ContainsFunc(running, told.Kubelet.same) {
+		return told
+	}
+	written, err := readTold(k.path)
+	if err != nil || written == nil || !slices.ContainsFunc(running, written.Kubelet.same) {
+		return told
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.told == told { // nobody has asked meanwhile
+		k.told = written
+	}
+	return k.told
 }
 
 // Status is what a keeper knows, for people.

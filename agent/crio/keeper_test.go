@@ -225,6 +225,31 @@ func TestKSS18_AKubeletThatDidNotAskIsTold(t *testing.T) {
 	}
 }
 
+// While one cleave takes over from another, a kubelet that starts may ask either.
+func TestTheOldCleaveWasAsked(t *testing.T) {
+	t.Parallel()
+	now, mounted, running := one, all, []Kubelet{proved}
+	path := filepath.Join(t.TempDir(), "told.json")
+	before, after := keeperOf(t, path, &now, &mounted, &running), keeperOf(t, path, &now, &mounted, &running)
+	now = split
+	if _, err := before.Info(t.Context(), proved.PID); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	after.look(t.Context(), began)
+	after.look(t.Context(), began.Add(askGrace))
+	if s := after.Status(); len(s.Problems) != 0 || s.Told == nil || !s.Told.Split || !s.Told.Kubelet.same(proved) {
+		t.Errorf("the new one knows %+v", s)
+	}
+	// What somebody else was told long ago is not taken from the file.
+	running = []Kubelet{{PID: 8, StartTicks: 200}}
+	after.look(t.Context(), began.Add(2*askGrace))
+	after.look(t.Context(), began.Add(3*askGrace))
+	if p := after.Status().Problems; len(p) != 1 || !strings.Contains(p[0], "has not asked") {
+		t.Errorf("of the next kubelet it says %q", p)
+	}
+}
+
 // Somebody who looks at /info by hand changes nothing for the kubelet.
 func TestAskingByHandChangesNothing(t *testing.T) {
 	t.Parallel()
