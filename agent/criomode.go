@@ -164,11 +164,11 @@ func summaryOf(client kubeletapi.Client) func(context.Context, int32) (crio.Figu
 		if err != nil {
 			return crio.Figures{}, unseen(err)
 		}
-		return figuresOf(summary.Node.Runtime), nil
+		return capacitiesOf(summary.Node.Runtime), nil
 	}
 }
 
-func figuresOf(r *stats.RuntimeStats) (f crio.Figures) {
+func capacitiesOf(r *stats.RuntimeStats) (f crio.Figures) {
 	if r == nil {
 		return f
 	}

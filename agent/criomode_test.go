@@ -223,7 +223,7 @@ func TestFiguresOfASummary(t *testing.T) {
 		"two disks, fresh":        {&stats.RuntimeStats{ImageFs: disk(1000, 0, 9), ContainerFs: disk(1000, 0, 9)}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000}},
 		"one of them with inodes": {&stats.RuntimeStats{ImageFs: without, ContainerFs: disk(500, 5, 5)}, crio.Figures{ImagesBytes: 1000, ContainersBytes: 1000}},
 	} {
-		if got := figuresOf(tc.in); got != tc.want {
+		if got := capacitiesOf(tc.in); got != tc.want {
 			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
 		}
 	}
