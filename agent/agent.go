@@ -17,6 +17,7 @@ import (
 
 	"github.com/cleave-cri/cleave/agent/handover"
 	"github.com/cleave-cri/cleave/agent/limits"
+	"github.com/cleave-cri/cleave/agent/settle"
 	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/doctor"
@@ -92,7 +93,8 @@ type agent struct {
 	watcher  *fsstats.Watcher
 	crio     *crioMode // nil in other modes
 	metrics  http.Handler
-	limits   *limits.Keeper // nil where none are kept
+	limits   *limits.Keeper  // nil where none are kept
+	settler  *settle.Settler // nil in mode observe
 }
 
 // Serve runs cleave until ctx ends or a successor has taken over, and returns
@@ -236,6 +238,7 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 		a.crio.configure(&c)
 	}
 	a.openLimits(&c)
+	a.openSettler(&c)
 	return c, nil
 }
 
@@ -258,6 +261,9 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	}
 	if a.limits != nil {
 		parts.Go(func() error { a.limits.Run(work); return nil })
+	}
+	if a.settler != nil {
+		parts.Go(func() error { a.settler.Run(work); return nil })
 	}
 	if a.control != nil {
 		server := controlServer(a.status, a.wishHandover, a.metrics)

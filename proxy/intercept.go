@@ -32,7 +32,7 @@ type GateFunc func(ctx context.Context) error
 
 // HoldFunc holds up a call until it may be made, as a [GateFunc] does, by its
 // request, which it must not write to. What it returns is called when the call
-// has ended; nil if nobody has to know. It is called once for each request of a
+// has ended, and the caller has the end when it returns; nil if nobody has to know. It is called once for each request of a
 // unary call, which has one unless it is ill-formed, and not for streams.
 type HoldFunc func(ctx context.Context, request []byte) (ended func(), err error)
 
