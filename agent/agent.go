@@ -266,7 +266,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		parts.Go(func() error { a.settler.Run(work); return nil })
 	}
 	if a.control != nil {
-		server := controlServer(a.status, a.wishHandover, a.metrics)
+		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics})
 		parts.Go(func() error { serveControl(server, a.control, a.log); return nil })
 		parts.Go(func() error { endControl(work, server); return nil })
 	}

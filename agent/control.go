@@ -26,15 +26,24 @@ const endGrace = 2 * time.Second
 // pathMetrics is where it answers with metrics.
 const pathMetrics = "/metrics"
 
+// answers are what the control socket answers with.
+type answers struct {
+	status   func(context.Context) Status
+	usage    func() Usage
+	handOver func(context.Context) (any, error)
+	metrics  http.Handler
+}
+
 // controlServer answers on the control socket, for `cleave status`, for programs that collect metrics and whoever else may connect,
 // which is root.
-func controlServer(status func(context.Context) Status, handOver func(context.Context) (any, error), metrics http.Handler) *http.Server {
+func controlServer(a answers) *http.Server {
 	server := control.Server(map[string]control.Func{
-		"GET " + pathStatus:    control.Without(func(ctx context.Context) (any, error) { return status(ctx), nil }),
-		"POST " + pathHandover: control.Without(handOver),
+		"GET " + pathStatus:    control.Without(func(ctx context.Context) (any, error) { return a.status(ctx), nil }),
+		"GET " + pathUsage:     control.Without(func(context.Context) (any, error) { return a.usage(), nil }),
+		"POST " + pathHandover: control.Without(a.handOver),
 	})
 	mux := http.NewServeMux()
-	mux.Handle("GET "+pathMetrics, metrics)
+	mux.Handle("GET "+pathMetrics, a.metrics)
 	mux.Handle("/", server.Handler)
 	server.Handler = mux
 	return server

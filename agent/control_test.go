@@ -96,12 +96,12 @@ func TestControlSocketThatBreaksIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	logs, seen := zaptest.New(zap.ErrorLevel)
-	serveControl(controlServer(func(context.Context) Status { return Status{} }, nil, http.NotFoundHandler()), brokenListener{l}, zap.New(logs))
+	serveControl(controlServer(answers{metrics: http.NotFoundHandler()}), brokenListener{l}, zap.New(logs))
 	if seen.Len() != 1 || !strings.Contains(fmt.Sprint(seen.All()[0].ContextMap()["error"]), errBroken.Error()) {
 		t.Errorf("the log says %v, want one error %v", seen.All(), errBroken)
 	}
 	// A server that was closed is no fault.
-	closed := controlServer(nil, nil, http.NotFoundHandler())
+	closed := controlServer(answers{metrics: http.NotFoundHandler()})
 	if err := closed.Close(); err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ const (
 	// publishPeriod is how often a picture is made though nothing was measured:
 	// filesystems fill all the same. publishGap is the time between two at least.
 	publishPeriod = time.Second
-	publishGap    = 50 * time.Millisecond
+	publishGap    = 200 * time.Millisecond
 
 	// fallbackImages is where containerd keeps its data unless told
 	// otherwise; used until the runtime has said it itself.
@@ -520,6 +520,7 @@ func (o *observer) look(ctx context.Context, now time.Time) (*survey, error) {
 	s.paths = o.paths(imagePath, o.book.containerPath(imagePath), o.book.contentRoot)
 	if s.layout, err = o.filesystems.Resolve(s.paths); err != nil {
 		s.problems = append(s.problems, err)
+		s.keepPlaces(o.surveyed.Load())
 	}
 	if o.layouts != nil {
 		o.layouts.SetPaths(s.paths)
@@ -531,6 +532,19 @@ func (o *observer) look(ctx context.Context, now time.Time) (*survey, error) {
 	}
 	o.lookAtPods(ctx, s)
 	return s, ctx.Err()
+}
+
+// keepPlaces takes the places of roles that do not answer from the last survey, so
+// that who has something there is not forgotten.
+func (s *survey) keepPlaces(last *survey) {
+	for _, role := range fsstats.Roles() {
+		if _, ok := s.layout.Get(role); ok || s.paths[role] == "" || last.paths[role] != s.paths[role] {
+			continue
+		}
+		if place, ok := last.layout.Get(role); ok {
+			s.layout.Places = append(s.layout.Places, place)
+		}
+	}
 }
 
 // lookAtPods adds pods, containers and their folders to a survey. What can't be

@@ -32,8 +32,10 @@ type node struct {
 	fail   error            // of the store; guarded by mu
 	walks  map[string]int   // guarded by mu
 	read   int              // how often the store was; guarded by mu
+	asked  int              // how often for usage; guarded by mu
 	moved  uint64           // bytes used on each filesystem besides; guarded by mu
 	broken bool             // a measurement panics; guarded by mu
+	stuck  string           // a path that does not answer; guarded by mu
 	hold   chan struct{}    // if not nil, a walk waits for it; guarded by mu
 	took   time.Duration    // reading the store takes that long; guarded by mu
 	lower  string           // a container's lower layer; not changed
@@ -79,6 +81,9 @@ func (n *node) Folders(_ context.Context, l snapshot.Layer) (snapshot.Folders, e
 }
 
 func (n *node) Usage(context.Context, snapshot.Layer) (snapshot.Usage, error) {
+	n.mu.Lock()
+	n.asked++
+	n.mu.Unlock()
 	return snapshot.Usage{Bytes: 1000, Inodes: 10}, nil
 }
 
@@ -113,8 +118,11 @@ func (n *node) FilesystemOf(path string) (fsstats.Filesystem, error) {
 		return f()
 	}
 	n.mu.Lock()
-	moved := n.moved
+	moved, stuck := n.moved, n.stuck
 	n.mu.Unlock()
+	if path == stuck {
+		return fsstats.Filesystem{}, fsstats.ErrNoAnswer
+	}
 	fs := fsstats.Filesystem{Device: imagesDevice, Mountpoint: "/images", CapacityBytes: 1 << 30, UsedBytes: 1<<20 + moved, MeasuredAt: time.Now()}
 	if len(path) > 8 && path[:8] == "/layers/" || path == "/layers" {
 		fs.Device, fs.Mountpoint = containersDevice, "/layers"
@@ -806,4 +814,78 @@ func TestSlowPassThatEndsWhileItIsTold(t *testing.T) {
 	if got := o.surveyed.Load(); got != newer {
 		t.Errorf("the newest survey is %+v, want that of the pass that has ended", got)
 	}
+}
+
+// TestLayersOfTheSplitSnapshotterAreAskedForNotWalked: who has the files measures
+// them; while nothing moves on their filesystem nobody is asked again.
+func TestLayersOfTheSplitSnapshotterAreAskedForNotWalked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}, walks: map[string]int{}, bytes: map[string]int64{}}
+		cfg := config.Default()
+		cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot = "/images", "/layers"
+		o := made(t, cfg, observed{
+			store: n, filesystems: n, measure: n.measure,
+			mountpoints: func(context.Context) ([]string, []string, error) { return []string{"/images"}, nil, nil },
+		})
+		start(t, o)
+		if got := o.Facts().Layers["a"].Used; got == nil || got.Bytes != 1000 {
+			t.Errorf("the layer takes %+v, want the 1000 that its snapshotter says", got)
+		}
+		time.Sleep(5 * time.Minute) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		n.mu.Lock()
+		quiet := n.asked
+		n.mu.Unlock()
+		if quiet > 5 { // there are 30 looks at who is there
+			t.Errorf("asked %d times in 5 min in which nothing moved", quiet)
+		}
+		n.write()
+		time.Sleep(25 * time.Second) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.asked == quiet {
+			t.Error("not asked again after something has moved")
+		}
+		if n.walks["/layers/a"] > 0 {
+			t.Error("the layer was walked")
+		}
+	})
+}
+
+// TestWhoIsOnADiskThatHangsIsNotForgotten: its figures stay, with their age, and
+// all others go on.
+func TestWhoIsOnADiskThatHangsIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		n := &node{layers: []snapshot.Layer{container("a")}}
+		o := observerOf(t, n)
+		n.set("/images/content", 7000)
+		start(t, o)
+		content := func() (f *index.Figure) {
+			owner, _ := o.index.View().Owner(owners.Content, "")
+			p, _ := owner.Part(owners.Blobs)
+			return p.Figure
+		}
+		if f := content(); f == nil || f.Bytes != 7000 {
+			t.Fatalf("the content store takes %+v, want 7000", f)
+		}
+		n.mu.Lock()
+		n.stuck = "/images/content"
+		n.mu.Unlock()
+		n.set("/layers/a", 9000)
+		n.write()
+		time.Sleep(time.Minute) //nolint:forbidigo // time is the bubble's
+		synctest.Wait()
+		if f := content(); f == nil || f.Bytes != 7000 {
+			t.Errorf("the content store takes %+v while its disk hangs, want the last 7000", f)
+		}
+		if got := o.Facts().Layers["a"].Used; got == nil || got.Bytes != 9000 {
+			t.Errorf("the layer elsewhere takes %+v, want the new 9000", got)
+		}
+		if problem := o.newest.Load().problem; !strings.Contains(problem, fsstats.ErrNoAnswer.Error()) {
+			t.Errorf("problem %q, want one that says that a disk does not answer", problem)
+		}
+	})
 }

@@ -158,12 +158,16 @@ type Filesystems struct {
 
 // Measure limits what measuring may cost.
 type Measure struct {
-	// Period is the shortest time between two measurements of one writable
-	// layer: 1s or more, no upper limit. When measuring is slower than that, or
-	// MaxCorePercent is reached, the real period is longer. Default: 10s.
+	// Period is how often cleave looks who is on the node, and the shortest time
+	// between two measurements of a folder while something on its filesystem
+	// changes; one whose pod or container writes is measured up to ten times as
+	// often, but at most once a second. 1s or more, no upper limit. When measuring
+	// is slower than that, or MaxCorePercent is reached, the real period is longer.
+	// Default: 10s.
 	Period time.Duration
 	// MaxCorePercent is how many percent of one processor core measuring may
-	// take on average: 1 to 100. Default: 5.
+	// take on average, first figures and the slow refresh of all aside: 1 to 100.
+	// Default: 5.
 	MaxCorePercent int
 }
 

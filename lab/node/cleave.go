@@ -151,6 +151,11 @@ func (c *Cleave) Metrics(ctx context.Context) (string, error) {
 	return agent.FetchMetrics(ctx, c.cfg.Control.Endpoint.Path())
 }
 
+// Usage asks the control socket who holds what.
+func (c *Cleave) Usage(ctx context.Context) (agent.Usage, error) {
+	return agent.FetchUsage(ctx, c.cfg.Control.Endpoint.Path())
+}
+
 // WaitMeasured waits until all that containers wrote before now is in their
 // figures.
 func (c *Cleave) WaitMeasured(ctx context.Context) (agent.Status, error) {
