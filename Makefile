@@ -104,6 +104,17 @@ torture-snapshotter: deps ## Crash the snapshotter under a real containerd, CRAS
 	@mkdir -p $(RESULTS)
 	@CLEAVE_TORTURE=$(CRASHES) $(call gotestsum,torture,standard-verbose) -timeout 90m -count=1 -run '^TestCrashesUnderContainerd$$' ./integration
 
+# How many random images on each filesystem with each snapshotter, and how many runs are killed.
+IMAGES ?= 200
+KILLS ?= 100
+
+.PHONY: torture-reclaim
+torture-reclaim: deps ## Delete IMAGES=200 random images on ext4 and xfs, both snapshotters; kill KILLS=100 runs (root; 15 minutes)
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@echo "torture-reclaim: $(IMAGES) images four times: what comes free is what was promised; $(KILLS) runs killed at any moment"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_RECLAIM_IMAGES=$(IMAGES) CLEAVE_RECLAIM_KILLS=$(KILLS) $(call gotestsum,reclaim,standard-verbose) -timeout 90m -count=1 -run '^(TestRandomImages|TestKilledMidPlan)$$' ./integration/reclaim
+
 # The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
 # -mod=mod: its requirements follow those of our own go.mod. Without cgo it shares compiled packages with the kubelet that the
 # toolchain builds.
