@@ -45,7 +45,8 @@ type Attribution struct {
 	// Unmeasured is how many parts have no figure yet; what they hold is in
 	// UnattributedBytes. Partial is how many have a lower bound only.
 	Unmeasured, Partial int
-	// Oldest is when the oldest of the figures was begun, zero without any.
+	// Oldest is when the oldest of the figures was begun, zero without any. Of one
+	// that was brought up to date that is when everything was last measured.
 	Oldest time.Time
 	// Problem says why At is not now.
 	Problem string
@@ -86,8 +87,8 @@ func attribute(s Space, parts []held, known []Known) Attribution {
 		if p.figure.Partial {
 			a.Partial++
 		}
-		if a.Oldest.IsZero() || p.figure.Started.Before(a.Oldest) {
-			a.Oldest = p.figure.Started
+		if proven := p.figure.ProvenAt(); a.Oldest.IsZero() || proven.Before(a.Oldest) {
+			a.Oldest = proven
 		}
 	}
 	slices.SortFunc(a.Kinds, func(x, y KindSum) int { return cmp.Compare(x.Kind, y.Kind) })

@@ -16,17 +16,20 @@ import (
 type reason int
 
 const (
-	first   reason = iota // it has no figure that counts
-	hot                   // its owner may have written something
-	suspect               // something has changed on its filesystem
-	refresh               // its figure is getting old
+	first    reason = iota // it has no figure that counts
+	updating               // its owner may have written something, and its tree is remembered
+	hot                    // its owner may have written something
+	suspect                // something has changed on its filesystem
+	refresh                // its figure is getting old
 )
 
-// Shares of CorePercent, and what first figures may take instead of it.
+// Shares of CorePercent, and what first figures may take instead of it. What
+// bringing figures up to date takes is taken from hotShare.
 const (
-	hotShare     = 0.90
-	suspectShare = 0.08
-	firstPercent = 25.0
+	hotShare      = 0.90
+	updatingShare = 0.75
+	suspectShare  = 0.08
+	firstPercent  = 25.0
 )
 
 // entryCost is what looking at an inode in memory takes of a processor, for
@@ -88,8 +91,14 @@ type part struct {
 	interval time.Duration
 	// growth is by how much the last two figures differ, in bytes per second.
 	growth float64
-	// writes is the owner's when the figure was begun.
-	writes  uint64
+	// writes is the owner's when the last measurement was begun, seen when the
+	// figure was.
+	writes, seen uint64
+	// memory is what is remembered of the tree, nil for nothing; updated is when the
+	// figure was last brought up to date by it, or began to have it.
+	memory  Memory
+	folders int // in it, when that was last known
+	updated time.Time
 	problem string
 	tried   time.Time // when the last measurement ended, good or bad
 	running map[reason]time.Time
@@ -194,7 +203,8 @@ func (b *book) nest() {
 }
 
 func isBelow(path, above string) bool {
-	return above == "/" || strings.HasPrefix(path, above) && path[len(above)] == '/'
+	rest, ok := strings.CutPrefix(path, above)
+	return above == "/" || ok && strings.HasPrefix(rest, "/")
 }
 
 // forgetSpaces drops filesystems that no part is on.
@@ -361,10 +371,10 @@ func equalInodes(a, b *int64) bool {
 }
 
 // gateOpen says whether something may have changed on a part's filesystem since
-// its figure was begun.
+// all of it was last measured. Bringing a figure up to date closes no gate.
 func (b *book) gateOpen(p *part) bool {
 	s := b.spaces[p.fs]
-	return s != nil && (p.figure == nil || !s.changed.Before(p.figure.Started))
+	return s != nil && (p.figure == nil || !s.changed.Before(p.figure.ProvenAt()))
 }
 
 // unmoved is until when a part's figure is known to be as good as when it was made.
@@ -410,6 +420,9 @@ type job struct {
 	fs      FS
 	// writes is the owner's when it was begun.
 	writes uint64
+	// memory is what is to be brought up to date, figure the one of before.
+	memory Memory
+	figure Figure
 }
 
 // urgency is what due says of a part.
@@ -434,6 +447,8 @@ func (b *book) due(p *part) (urgency, bool) {
 	if b.gateOpen(p) {
 		o := b.owners[owner{p.key.Kind, p.key.ID}]
 		switch {
+		case o != nil && o.known && o.writes > p.writes && p.memory != nil:
+			return urgency{p, hot, p.tried.Add(b.opt.ProveEvery)}, true
 		case o != nil && o.known && o.writes > p.writes:
 			return urgency{p, hot, p.tried.Add(b.opt.HotEvery)}, true
 		default:
@@ -441,6 +456,16 @@ func (b *book) due(p *part) (urgency, bool) {
 		}
 	}
 	return b.old(p), true
+}
+
+// behind says from when on a figure has to be brought up to date. ok is false if it
+// has not.
+func (b *book) behind(p *part) (u urgency, ok bool) {
+	o, s := b.owners[owner{p.key.Kind, p.key.ID}], b.spaces[p.fs]
+	if p.memory == nil || p.stale || o == nil || !o.known || o.writes <= p.seen || s.changed.Before(p.figure.Started) {
+		return urgency{}, false
+	}
+	return urgency{p, updating, p.updated.Add(b.opt.HotEvery)}, true
 }
 
 // old is the urgency of a figure that is getting old: half of its time is for the
@@ -461,6 +486,9 @@ func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 			continue
 		}
 		all = append(all, u)
+		if u, ok := b.behind(p); ok {
+			all = append(all, u)
+		}
 		if u.why == suspect { // it may become old while it waits its turn
 			all = append(all, b.old(p))
 		}
@@ -501,10 +529,12 @@ func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 }
 
 // isMeasured says whether a part is being measured for a reason, or for another
-// that is as quick.
+// that is as quick. While it is measured its figure may be brought up to date.
 func (p *part) isMeasured(why reason) bool {
+	slow := func(r reason) bool { return r == refresh }
+	apart := func(r reason) bool { return r == updating }
 	for running := range p.running {
-		if running == why || running != refresh && why != refresh {
+		if running == why || slow(running) == slow(why) && apart(running) == apart(why) {
 			return true
 		}
 	}
@@ -524,7 +554,7 @@ func (b *book) compare(x, y urgency) int {
 	case c != 0:
 	case x.why == first:
 		c = cmp.Or(cmp.Compare(rank(y.part), rank(x.part)), x.at.Compare(y.at))
-	case x.why == refresh:
+	case x.why == refresh, x.why == updating: // each in its turn
 		c = x.at.Compare(y.at)
 	default:
 		c = cmp.Or(cmp.Compare(y.part.growth, x.part.growth), cmp.Compare(rank(y.part), rank(x.part)), x.at.Compare(y.at))
@@ -543,6 +573,12 @@ func (b *book) begin(u urgency, now time.Time) job {
 	if o := b.owners[owner{p.key.Kind, p.key.ID}]; o != nil {
 		j.writes = o.writes
 	}
+	switch {
+	case u.why == updating:
+		j.memory, j.figure = p.memory, *p.figure
+	case u.why == hot, p.memory != nil:
+		j.subject.RememberFolders = b.roomFor(p, now)
+	}
 	if u.why == refresh {
 		j.subject.EntriesPerSecond = b.refreshPace()
 	}
@@ -550,6 +586,23 @@ func (b *book) begin(u urgency, now time.Time) job {
 		p.stale = false // what changes its borders from now on makes it so again
 	}
 	return j
+}
+
+// roomFor is how many directories of a part may be remembered. What is remembered
+// of trees that nobody has written to for long is forgotten.
+func (b *book) roomFor(p *part, now time.Time) int {
+	room := b.opt.MostFolders
+	for _, other := range b.parts {
+		if other == p || other.memory == nil {
+			continue
+		}
+		if now.Sub(other.updated) > b.opt.SuspectMax && len(other.running) == 0 {
+			other.memory = nil
+			continue
+		}
+		room -= other.folders
+	}
+	return max(room, 0)
 }
 
 // refreshPace is how many entries a second bring all parts round in a quarter of
@@ -580,6 +633,10 @@ func (b *book) finish(r result, now time.Time) {
 		return // it went away meanwhile
 	}
 	delete(p.running, r.job.why)
+	if r.job.why == updating {
+		b.acceptUpdate(p, r, now)
+		return
+	}
 	if r.err != nil {
 		p.problem, p.tried = r.err.Error(), now
 		if r.job.why == first && p.figure != nil {
@@ -594,10 +651,42 @@ func (b *book) finish(r result, now time.Time) {
 	if p.fs != r.job.fs || !slices.Equal(p.without, r.job.subject.Without) {
 		p.stale = true // measured, but not what it is now
 	}
-	if p.figure != nil && r.figure.Started.Before(p.figure.Started) {
+	if p.figure != nil && r.figure.ProvenAt().Before(p.figure.ProvenAt()) {
 		return // the slow one was overtaken
 	}
 	b.accept(p, r, now)
+}
+
+// acceptUpdate takes a figure that was brought up to date.
+func (b *book) acceptUpdate(p *part, r result, now time.Time) {
+	if p.memory == nil || p.memory != r.job.memory {
+		return // it was measured meanwhile
+	}
+	p.updated = now
+	if r.err != nil || p.fs != r.job.fs || !slices.Equal(p.without, r.job.subject.Without) {
+		p.memory = nil // the next measurement says what is wrong, if anything is
+		return
+	}
+	b.show(p, r)
+	if f := p.figure; f.Bytes != r.job.figure.Bytes || f.Inodes != r.job.figure.Inodes {
+		p.growth = growth(r.job.figure, *f)
+	}
+}
+
+// show makes a result the part's figure, and keeps what is remembered with it.
+func (b *book) show(p *part, r result) {
+	f := r.figure
+	p.memory, p.folders, p.seen = f.Memory, 0, r.job.writes
+	if p.memory != nil {
+		p.folders = p.memory.Folders()
+	}
+	f.Memory = nil
+	p.figure = &f
+}
+
+// growth is by how much a figure grew, in bytes per second.
+func growth(before, after Figure) float64 {
+	return float64(after.Bytes-before.Bytes) / max(after.Finished.Sub(before.Finished).Seconds(), 0.001)
 }
 
 // accept replaces a part's figure.
@@ -614,14 +703,15 @@ func (b *book) accept(p *part, r result, now time.Time) {
 	if f.Partial {
 		p.problem = "it could be read in part only"
 	}
-	p.figure = &f
+	b.show(p, r)
+	p.updated = now
 	switch {
 	case before == nil:
 	case before.Bytes == f.Bytes && before.Inodes == f.Inodes:
 		p.growth = 0
 		p.slower(b.opt)
 	default:
-		p.growth = float64(f.Bytes-before.Bytes) / max(f.Finished.Sub(before.Finished).Seconds(), 0.001)
+		p.growth = growth(*before, f)
 		p.interval = b.opt.SuspectEvery
 	}
 }
@@ -634,10 +724,24 @@ func (b *book) charge(r result, now time.Time) {
 	cost := r.figure.Cost
 	if cost == 0 {
 		took := r.figure.Finished.Sub(r.figure.Started)
-		cost = min(took, time.Duration(r.figure.Inodes)*entryCost+50*time.Microsecond)
+		looked := r.looked
+		if r.job.why != updating {
+			looked += r.figure.Inodes
+		}
+		cost = min(took, time.Duration(looked)*entryCost+50*time.Microsecond)
 	}
+	// Of the time from its beginning, cost may be percent.
+	rest := func(percent float64) time.Duration { return time.Duration(float64(cost)*100/percent) - cost }
 	percent := b.opt.CorePercent
+	b.entries.Update += r.looked
 	switch r.job.why {
+	case updating:
+		b.rest[updating] = now.Add(rest(percent * updatingShare))
+		if b.rest[hot].Before(now) {
+			b.rest[hot] = now
+		}
+		b.rest[hot] = b.rest[hot].Add(rest(percent * hotShare))
+		return
 	case first:
 		percent = firstPercent
 		b.entries.First += r.figure.Inodes
@@ -651,8 +755,7 @@ func (b *book) charge(r result, now time.Time) {
 		b.entries.Refresh += r.figure.Inodes
 		return // it has a pace of its own
 	}
-	// Of the time from its beginning, cost may be percent.
-	b.rest[r.job.why] = now.Add(time.Duration(float64(cost)*100/percent) - cost)
+	b.rest[r.job.why] = now.Add(rest(percent))
 }
 
 // give takes a figure that somebody else measured.

@@ -19,6 +19,10 @@
 //   - Where they have, those come first whose owner has written something
 //     ([Options.Written]), and of these the ones that grow most; then the others,
 //     each less and less often while its figure stays the same.
+//   - What was measured for that reason is brought up to date each second by a look
+//     at what has changed in the tree ([Updated]), which costs a hundredth. Such a
+//     look may miss something, so it never counts as a measurement: it follows
+//     every few seconds all the same.
 //   - Everything is measured again before it is MaxAge old, slowly, whatever the
 //     signs say: a file that was replaced by one of the same size moves nothing.
 //     This bounds the age of each figure, and the age is told.
@@ -101,6 +105,9 @@ type Space struct {
 const (
 	// Walked: each file was looked at.
 	Walked = "walk"
+	// Updated: each file was looked at some seconds ago, at Figure.Proven, and what
+	// has changed in the tree since then.
+	Updated = "walk+changes"
 	// Given: somebody else measured it.
 	Given = "given"
 )
@@ -110,15 +117,43 @@ type Figure struct {
 	Bytes  int64 `json:"bytes"`
 	Inodes int64 `json:"inodes"`
 	// Started and Finished frame the measurement: what was written before Started
-	// is in the figure, what was written later may be.
+	// is in the figure, what was written later may be. Of an Updated figure that is
+	// true of files that came, went or were being written to; of any other it is of
+	// what was written before Proven.
 	Started  time.Time `json:"started"`
 	Finished time.Time `json:"finished"`
-	How      string    `json:"how"`
+	// Proven is when the last measurement of everything began, if that was not at
+	// Started.
+	Proven time.Time `json:"proven,omitzero"`
+	How    string    `json:"how"`
 	// Partial says that it is a lower bound.
 	Partial bool `json:"partial,omitempty"`
 	// Cost is how long measuring has kept a processor busy. 0 is unknown: then it
 	// is guessed from the number of inodes.
 	Cost time.Duration `json:"-"`
+	// Memory is what was remembered of the tree, nil for nothing. The index keeps it
+	// to itself: a View's Figures have none.
+	Memory Memory `json:"-"`
+}
+
+// ProvenAt is when the last measurement of everything began.
+func (f Figure) ProvenAt() time.Time {
+	if f.Proven.IsZero() {
+		return f.Started
+	}
+	return f.Proven
+}
+
+// Memory is what a measurement remembers of a tree, so that its figures can be
+// brought up to date with little work. A [walk.Memory] is one. It is used by one
+// goroutine at a time.
+type Memory interface {
+	// Again looks at what has changed in the tree since the last look, and at the
+	// files at the paths of look, which are relative to the tree. After an error the
+	// Memory is of no use.
+	Again(ctx context.Context, opt walk.Options, look []string) (walk.Fresh, error)
+	// Folders is how many directories are remembered.
+	Folders() int
 }
 
 // Subject is what has to be measured.
@@ -129,6 +164,9 @@ type Subject struct {
 	Without []string
 	// EntriesPerSecond is how fast to go, 0 for any.
 	EntriesPerSecond int
+	// RememberFolders is how many directories may be remembered in the Figure's
+	// Memory; 0 if none is wanted. A MeasureFunc may always go without.
+	RememberFolders int
 }
 
 // MeasureFunc measures a part. [Walk] is one; a caller may look for a quota of the
@@ -140,13 +178,34 @@ type MeasureFunc func(ctx context.Context, what Subject) (Figure, error)
 func Walk(ctx context.Context, what Subject) (Figure, error) {
 	var (
 		u   walk.Usage
+		m   *walk.Memory
 		err error
 	)
+	opt := walk.Options{EntriesPerSecond: what.EntriesPerSecond, Without: what.Without}
 	cost := CostOf(func() {
-		u, err = walk.Measure(ctx, what.Path, walk.Options{EntriesPerSecond: what.EntriesPerSecond, Without: what.Without})
+		if what.RememberFolders > 0 {
+			u, m, err = walk.Remember(ctx, what.Path, opt, what.RememberFolders)
+		} else {
+			u, err = walk.Measure(ctx, what.Path, opt)
+		}
 	})
 	f := Figure{Bytes: u.Bytes, Inodes: u.Inodes, Started: u.Started, Finished: u.Finished, How: Walked, Partial: u.Partial, Cost: cost}
+	if m != nil {
+		f.Memory = m
+	}
 	return f, err
+}
+
+// update gives the figure of what that a look at its changes since before makes.
+// looked is how many inodes were looked at.
+func update(ctx context.Context, what Subject, before Figure, memory Memory, look []string) (f Figure, looked int64, err error) {
+	var fresh walk.Fresh
+	cost := CostOf(func() { fresh, err = memory.Again(ctx, walk.Options{Without: what.Without}, look) })
+	f = Figure{
+		Bytes: fresh.Bytes, Inodes: fresh.Inodes, Started: fresh.Started, Finished: fresh.Finished,
+		Proven: before.ProvenAt(), How: Updated, Cost: cost, Memory: memory,
+	}
+	return f, fresh.Looked, err
 }
 
 // Options say how an index works. Space is needed, everything else has a default.
@@ -162,6 +221,12 @@ type Options struct {
 	// and false where that is not known. It is a hint. It is asked only for owners
 	// on a filesystem on which something has changed. nil knows of nobody.
 	Written func(o Kind, id string) (counter uint64, ok bool)
+	// Writing gives files that an owner's processes have open to write to, absolute
+	// paths as the parts' are. It is a hint, and asked before each look at what has
+	// changed: a file that nobody wrote to for half a minute and that is written to
+	// again is then found at once, and without it by the next measurement. It must
+	// be quick. nil knows of none.
+	Writing func(o Kind, id string) []string
 	// Known are parts of what nobody owns on a filesystem, for reports.
 	Known func(fs FS) []Known
 
@@ -170,6 +235,12 @@ type Options struct {
 	// HotEvery is the shortest time between two measurements of a part whose owner
 	// writes. Default 1 s; more for a large tree, by CorePercent.
 	HotEvery time.Duration
+	// ProveEvery is that time where figures are brought up to date between two
+	// measurements, which is then done each HotEvery. Default 5 s.
+	ProveEvery time.Duration
+	// MostFolders is how many directories are remembered for that, of all trees
+	// together, at some 200 bytes each. Default 200 000; less than 0 is none.
+	MostFolders int
 	// SuspectEvery is the shortest time between two measurements of another part
 	// while something on its filesystem changes. It doubles, up to SuspectMax, each
 	// time that the figure has not changed. Defaults 10 s and 5 min.
@@ -200,7 +271,12 @@ func (o Options) withDefaults() Options {
 		o.Known = func(FS) []Known { return nil }
 	}
 	o.Period = cmp.Or(o.Period, time.Second)
+	if o.Writing == nil {
+		o.Writing = func(Kind, string) []string { return nil }
+	}
 	o.HotEvery = cmp.Or(o.HotEvery, time.Second)
+	o.ProveEvery = max(cmp.Or(o.ProveEvery, 5*time.Second), o.HotEvery)
+	o.MostFolders = max(cmp.Or(o.MostFolders, 200_000), 0)
 	o.SuspectEvery = cmp.Or(o.SuspectEvery, 10*time.Second)
 	o.SuspectMax = max(cmp.Or(o.SuspectMax, 5*time.Minute), o.SuspectEvery)
 	o.MaxAge = cmp.Or(o.MaxAge, time.Hour)
@@ -226,9 +302,9 @@ type View struct {
 	Entries Entries
 }
 
-// Entries counts work.
+// Entries counts work. Update is looks at what has changed.
 type Entries struct {
-	First, Hot, Suspect, Refresh int64
+	First, Update, Hot, Suspect, Refresh int64
 }
 
 // OwnerView is one owner.
@@ -420,6 +496,8 @@ type result struct {
 	placed bool
 	job    job
 	figure Figure
+	// looked is how many inodes were looked at to bring a figure up to date.
+	looked int64
 	err    error
 }
 
@@ -458,9 +536,7 @@ func (x *Index) step(ctx context.Context, results chan<- result, running *int) t
 	for _, j := range jobs {
 		*running++
 		go func() { // ends with a result that Run waits for
-			r := result{job: j}
-			r.figure, r.err = x.measure(ctx, j.subject)
-			deliver(ctx, results, r)
+			deliver(ctx, results, x.do(ctx, j))
 		}()
 	}
 	if len(questions) > 0 || len(jobs) > 0 {
@@ -496,15 +572,45 @@ func deliver(ctx context.Context, results chan<- result, r result) {
 	}
 }
 
-// measure turns a panic into an error: a measurement can't take down more than
-// itself.
-func (x *Index) measure(ctx context.Context, what Subject) (f Figure, err error) {
+// do does a job. It turns a panic into an error: a measurement can't take down more
+// than itself.
+func (x *Index) do(ctx context.Context, j job) (r result) {
+	r.job = j
 	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("measuring %s broke, report this as a bug of cleave: %v", what.Path, r)
+		if p := recover(); p != nil {
+			r.err = fmt.Errorf("measuring %s broke, report this as a bug of cleave: %v", j.subject.Path, p)
 		}
 	}()
-	return x.opt.Measure(ctx, what)
+	if j.why == updating {
+		r.figure, r.looked, r.err = update(ctx, j.subject, j.figure, j.memory, x.writing(j.subject))
+		return r
+	}
+	r.figure, r.err = x.opt.Measure(ctx, j.subject)
+	if r.err != nil || r.figure.Memory == nil {
+		r.figure.Memory = nil
+		return r
+	}
+	// The walk took its time, and another figure is perhaps younger than its
+	// beginning: this one shall be of now.
+	f, looked, err := update(ctx, j.subject, r.figure, r.figure.Memory, nil)
+	if err != nil {
+		r.figure.Memory = nil
+		return r
+	}
+	f.Cost += r.figure.Cost
+	r.figure, r.looked = f, looked
+	return r
+}
+
+// writing gives the files below a subject's folder that its owner writes to, by
+// their path from there.
+func (x *Index) writing(what Subject) (look []string) {
+	for _, path := range x.opt.Writing(what.Key.Kind, what.Key.ID) {
+		if isBelow(path, what.Path) {
+			look = append(look, strings.TrimPrefix(path, what.Path))
+		}
+	}
+	return look
 }
 
 func (x *Index) finish(r result) {

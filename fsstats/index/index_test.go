@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/cleave-cri/cleave/fsstats/walk"
 )
 
 // world is a node that is not there: trees of so many bytes and inodes on
@@ -33,6 +35,42 @@ type world struct {
 	// readings counts measurements by path, slow those that were paced.
 	readings, slow map[string]int
 	spaceError     error
+	// perInode is what looking at an inode takes.
+	perInode time.Duration
+	// remembered is the memory of trees, if there is to be one; updates counts its
+	// uses by path. What it is asked to look at is in looked.
+	remembered bool
+	updates    map[string]int
+	looked     []string
+}
+
+// fakeMemory remembers a tree of the world.
+type fakeMemory struct {
+	w    *world
+	path string
+}
+
+func (m *fakeMemory) Folders() int { return 1 + int(m.w.trees[m.path].inodes/100) }
+
+func (m *fakeMemory) Again(ctx context.Context, _ walk.Options, look []string) (walk.Fresh, error) {
+	f := walk.Fresh{Started: time.Now(), Looked: int64(m.Folders())}
+	m.w.mu.Lock()
+	t := m.w.trees[m.path]
+	m.w.updates[m.path]++
+	m.w.looked = append(m.w.looked, look...)
+	f.Bytes, f.Inodes = t.bytes-t.hidden, t.inodes
+	err, takes := t.forgotten, time.Duration(f.Looked)*m.w.perInode
+	m.w.mu.Unlock()
+	if err != nil {
+		return f, err
+	}
+	select {
+	case <-time.After(takes):
+	case <-ctx.Done():
+		return f, ctx.Err()
+	}
+	f.Finished = time.Now()
+	return f, nil
 }
 
 type tree struct {
@@ -40,15 +78,19 @@ type tree struct {
 	bytes, inodes int64
 	written       uint64
 	knowsWritten  bool
+	// hidden is how much of bytes only a measurement of everything finds; it is none
+	// after one. forgotten is what a memory of the tree says.
+	hidden    int64
+	forgotten error
 }
 
-// perInode is what looking at an inode takes.
+// perInode is what looking at an inode takes, unless said otherwise.
 const perInode = 1500 * time.Nanosecond
 
 func newWorld() *world {
 	return &world{
 		trees: map[string]*tree{}, unowned: map[FS]int64{}, blocked: map[string]chan struct{}{}, broken: map[string]error{},
-		readings: map[string]int{}, slow: map[string]int{},
+		readings: map[string]int{}, slow: map[string]int{}, updates: map[string]int{}, perInode: perInode,
 	}
 }
 
@@ -86,7 +128,12 @@ func (w *world) measure(ctx context.Context, what Subject) (Figure, error) {
 	}
 	if t != nil {
 		f.Bytes, f.Inodes = t.bytes, t.inodes
+		t.hidden = 0
+		if m := (&fakeMemory{w, what.Path}); w.remembered && m.Folders() <= what.RememberFolders {
+			f.Memory = m
+		}
 	}
+	each := w.perInode
 	w.mu.Unlock()
 	if blocked != nil {
 		select {
@@ -101,7 +148,7 @@ func (w *world) measure(ctx context.Context, what Subject) (Figure, error) {
 	if t == nil {
 		return Figure{}, fmt.Errorf("walk %s: %w", what.Path, fs.ErrNotExist)
 	}
-	takes := time.Duration(f.Inodes) * perInode
+	takes := time.Duration(f.Inodes) * each
 	if what.EntriesPerSecond > 0 {
 		takes = max(takes, time.Duration(f.Inodes)*time.Second/time.Duration(what.EntriesPerSecond))
 	}
@@ -110,7 +157,7 @@ func (w *world) measure(ctx context.Context, what Subject) (Figure, error) {
 	case <-ctx.Done():
 		return Figure{}, ctx.Err()
 	}
-	f.Finished = time.Now()
+	f.Finished, f.Cost = time.Now(), time.Duration(f.Inodes)*each
 	return f, nil
 }
 
@@ -303,6 +350,175 @@ func TestOneWriterAmongForty(t *testing.T) {
 		pass(2 * time.Second)
 		if got, want := bytesOf(t, x, "c007"), w.bytes("c007"); got != want {
 			t.Errorf("at rest %d bytes, want %d", got, want)
+		}
+	})
+}
+
+// TestUpdatesKeepAWriterFresh: where walks take five times as long as they should,
+// a tree that is remembered is still never older than two seconds, and says from
+// when what it says is.
+func TestUpdatesKeepAWriterFresh(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		w.remembered, w.perInode = true, 5*perInode
+		opt := w.options()
+		opt.Writing = func(_ Kind, id string) []string {
+			return []string{"/" + id + "/log/a", "/" + id + "x/b", "/c", "/" + id}
+		}
+		return w.add("8:1", 40, 25_000), opt
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(5 * time.Minute)
+		before := x.View().Entries
+		if before.Update != 0 {
+			t.Errorf("%d inodes were looked at for updates before anybody wrote", before.Update)
+		}
+		const perTick, tick, seconds = 5 << 20, 100 * time.Millisecond, 300
+		for i := range seconds * int(time.Second/tick) {
+			w.do(func() {
+				w.trees["/c007"].bytes += perTick
+				w.trees["/c007"].written++
+			})
+			pass(tick)
+			if i < 50 {
+				continue
+			}
+			f := partOf(t, x, "c007").Figure
+			now := time.Now()
+			if lag := now.Sub(f.Started); lag > 1500*time.Millisecond {
+				t.Fatalf("the writer's figure is %v old", lag)
+			}
+			if f.How != Updated || f.Memory != nil || f.Proven.IsZero() || f.Proven.After(f.Started) {
+				t.Fatalf("figure = %+v, want one that says that it was brought up to date", f)
+			}
+			if age := now.Sub(f.Proven); age > 15*time.Second {
+				t.Fatalf("the last walk was begun %v ago", age)
+			}
+			if oldest := x.View().Filesystems[0].Oldest; oldest.After(f.Proven) {
+				t.Fatalf("the oldest figure is said to be of %v, the writer's was proved at %v", oldest, f.Proven)
+			}
+			checkSums(t, x.View())
+		}
+		e := x.View().Entries
+		inodes := e.Update + e.Hot + e.Suspect + e.Refresh - before.Hot - before.Suspect - before.Refresh
+		if percent := 100 * float64(time.Duration(inodes)*5*perInode) / float64(seconds*time.Second); percent > 3 {
+			t.Errorf("measuring took %.2f %% of a core, want at most 3", percent)
+		}
+		w.do(func() {
+			if want := "/log/a"; len(w.looked) < seconds/2 || slices.ContainsFunc(w.looked, func(path string) bool { return path != want }) {
+				t.Errorf("it was asked to look at %d paths, such as %q, want %q each time", len(w.looked), w.looked[:min(len(w.looked), 5)], want)
+			}
+		})
+		pass(30 * time.Second)
+		if got, want := bytesOf(t, x, "c007"), w.bytes("c007"); got != want {
+			t.Errorf("at rest %d bytes, want %d", got, want)
+		}
+	})
+}
+
+// TestUpdatesProveNothing: what they can't see is found by the measurement that
+// follows, while the owner writes and after it has stopped.
+func TestUpdatesProveNothing(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		w.remembered = true
+		return w.add("8:1", 10, 1000), w.options()
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(time.Minute)
+		w.do(func() { w.trees["/c003"].written++; w.trees["/c003"].bytes++ })
+		pass(10 * time.Second)
+		missed := 0
+		for range 100 {
+			w.do(func() {
+				w.trees["/c003"].written++
+				w.trees["/c003"].bytes += 4096
+				w.trees["/c003"].hidden += 4096
+			})
+			pass(time.Second)
+			if got := w.bytes("c003") - bytesOf(t, x, "c003"); got > 8*4096 {
+				t.Fatalf("%d bytes are not known of, want at most those of some seconds", got)
+			} else if got > 4096 {
+				missed++
+			}
+			checkSums(t, x.View())
+		}
+		if missed == 0 {
+			t.Error("nothing was ever missed: this test shows nothing")
+		}
+		w.do(func() { w.trees["/c003"].written++; w.trees["/c003"].bytes++; w.trees["/c003"].hidden = 1 << 20 })
+		pass(10 * time.Second)
+		if got, want := bytesOf(t, x, "c003"), w.bytes("c003"); got != want {
+			t.Errorf("at rest %d bytes, want %d", got, want)
+		}
+		if f := partOf(t, x, "c003").Figure; time.Since(f.ProvenAt()) > 11*time.Second {
+			t.Errorf("figure = %+v, want one that was proved after the last write", f)
+		}
+	})
+}
+
+// TestAMemoryThatForgets: the tree is measured as one of which nothing is
+// remembered.
+func TestAMemoryThatForgets(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		w.remembered = true
+		return w.add("8:1", 3, 1000), w.options()
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(time.Minute)
+		w.do(func() { w.trees["/c001"].forgotten = walk.ErrForgotten })
+		for i := range 60 {
+			w.do(func() {
+				w.trees["/c001"].written++
+				w.trees["/c001"].bytes += 4096
+			})
+			pass(time.Second)
+			p := partOf(t, x, "c001")
+			if lag := time.Since(p.Figure.Started); i > 2 && lag > 2*time.Second || p.Problem != "" {
+				t.Fatalf("the figure is %v old, problem %q", lag, p.Problem)
+			}
+		}
+	})
+}
+
+// TestMemoryIsBounded: of so many directories as may be remembered, and not one
+// more; those of trees that nobody writes to any more make room.
+func TestMemoryIsBounded(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		w.remembered = true
+		opt := w.options()
+		opt.MostFolders = 25 // two trees of eleven
+		return w.add("8:1", 3, 1000), opt
+	}, func(t *testing.T, w *world, x *Index) {
+		write := func(ids ...string) {
+			w.do(func() { clear(w.updates) })
+			for range 60 {
+				w.do(func() {
+					for _, id := range ids {
+						w.trees["/"+id].written++
+						w.trees["/"+id].bytes += 4096
+					}
+				})
+				pass(time.Second)
+			}
+		}
+		updated := func() (n int) {
+			w.do(func() {
+				for _, times := range w.updates {
+					if times > 20 {
+						n++
+					}
+				}
+			})
+			return n
+		}
+		pass(time.Minute)
+		write("c000", "c001", "c002")
+		if n := updated(); n != 2 {
+			t.Errorf("%d trees were brought up to date, want the two that there is room for", n)
+		}
+		pass(10 * time.Minute)
+		for _, id := range []string{"c000", "c001", "c002"} {
+			write(id)
+			if n := updated(); n != 1 {
+				t.Errorf("%s: %d trees were brought up to date, want it", id, n)
+			}
+			pass(10 * time.Minute)
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,10 +94,20 @@ func quiesce(ctx context.Context, rt *rapid.T, root string) (err error) {
 		}
 		owners = append(owners, Owner{Kind: "container", ID: id, Parts: []Part{{"writable", path}}})
 	}
+	var writes atomic.Uint64
 	x, err := New(Options{
 		Space:  statfs,
 		Period: 2 * time.Millisecond, HotEvery: time.Millisecond, SuspectEvery: 2 * time.Millisecond, SuspectMax: 10 * time.Millisecond,
-		MaxAge: 100 * time.Millisecond, CorePercent: 100,
+		ProveEvery: 5 * time.Millisecond, MaxAge: 100 * time.Millisecond, CorePercent: 100,
+		Written: func(_ Kind, id string) (uint64, bool) {
+			switch id {
+			case "a": // always: it is brought up to date as often as can be
+				return writes.Add(1), true
+			case "b": // at random
+				return writes.Load() / 16, true
+			}
+			return 0, false
+		},
 	})
 	if err != nil {
 		return err

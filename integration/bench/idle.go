@@ -107,7 +107,7 @@ func benchIdle(ctx context.Context, scale float64) (err error) {
 	}
 	work, took := x.View().Entries, cpuTime()-began
 	report("idle.core_percent", 100*took.Seconds()/long.Seconds(), "% of one core")
-	report("idle.inodes_per_min", float64(work.Hot+work.Suspect+work.First-before.Hot-before.Suspect-before.First)/long.Minutes(), "inodes")
+	report("idle.inodes_per_min", float64(work.Update+work.Hot+work.Suspect+work.First-before.Update-before.Hot-before.Suspect-before.First)/long.Minutes(), "inodes")
 	report("idle.refresh_inodes_per_min", float64(work.Refresh-before.Refresh)/long.Minutes(), "inodes")
 
 	// What containerd does on the same node: its walk of every container, each time
@@ -133,7 +133,7 @@ func benchIdle(ctx context.Context, scale float64) (err error) {
 		return err
 	}
 	before, began = x.View().Entries, cpuTime()
-	worst, sum, samples := time.Duration(0), time.Duration(0), 0
+	worst, sum, samples, unproven := time.Duration(0), time.Duration(0), 0, time.Duration(0)
 	for end := time.Now().Add(long); time.Now().Before(end); samples++ {
 		if err := pause(ctx, 50*time.Millisecond); err != nil {
 			return err
@@ -144,12 +144,14 @@ func benchIdle(ctx context.Context, scale float64) (err error) {
 		}
 		lag := time.Since(o.Parts[0].Figure.Started)
 		worst, sum = max(worst, lag), sum+lag
+		unproven = max(unproven, time.Since(o.Parts[0].Figure.ProvenAt()))
 	}
 	work, took = x.View().Entries, cpuTime()-began
 	report("busy.lag_seconds", worst.Seconds(), "s, the oldest that the writer's figure got")
 	report("busy.mean_lag_seconds", (sum / time.Duration(max(samples, 1))).Seconds(), "s")
+	report("busy.proof_lag_seconds", unproven.Seconds(), "s, the oldest that the last walk of all of the writer's files got")
 	report("busy.core_percent", 100*took.Seconds()/long.Seconds(), "% of one core")
-	report("busy.writer_inodes_per_min", float64(work.Hot-before.Hot)/long.Minutes(), "inodes")
+	report("busy.writer_inodes_per_min", float64(work.Hot+work.Update-before.Hot-before.Update)/long.Minutes(), "inodes")
 	report("busy.other_inodes_per_min", float64(work.Suspect+work.First+work.Refresh-before.Suspect-before.First-before.Refresh)/long.Minutes(), "inodes")
 	return nil
 }
