@@ -224,6 +224,13 @@ bench-inventory: ## What the picture of 1 000 images with 5 000 layers costs: ti
 	  /^FAIL/ { failed = 1 } \
 	  END { if (failed || !done) { print "bench-inventory: the benchmark failed" > "/dev/stderr"; exit 1 } }'
 
+.PHONY: bench-kube
+bench-kube: ## What 1 000 pods of 50 KB take of the heap
+	@go test -run '^$$' -bench '^BenchmarkThousandPods$$' -benchtime 3x ./kube | awk ' \
+	  /^BenchmarkThousandPods/ { for (i = 3; i < NF; i += 2) if ($$(i + 1) == "heap-bytes") { printf "BENCH kube.pods_1000.heap_bytes %d bytes\n", $$i; lines++ } } \
+	  /^(FAIL|---)/ { failed = 1 } \
+	  END { if (failed || !lines) { print "bench-kube: the benchmark failed" > "/dev/stderr"; exit 1 } }'
+
 .PHONY: bench-snapshotter
 bench-snapshotter: deps build ## What the split snapshotter costs and gains beside overlayfs (root)
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null

@@ -184,8 +184,13 @@ func call(ctx context.Context, r *rest.Request, body, out any) error {
 		}
 		r = r.Body(data)
 	}
-	data, err := r.MaxRetries(0).Do(ctx).Raw()
-	if err != nil || out == nil {
+	answer := r.MaxRetries(0).Do(ctx)
+	// Only Error reads the status in an answer; Raw leaves it at the number.
+	if err := answer.Error(); err != nil || out == nil {
+		return err
+	}
+	data, err := answer.Raw()
+	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(data, out); err != nil {

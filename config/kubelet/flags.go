@@ -15,14 +15,14 @@ const otherFlags = `allowed-unsafe-sysctls authentication-token-webhook-cache-tt
 authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl bootstrap-kubeconfig cert-dir
 client-ca-file cloud-provider cluster-dns cluster-domain cpu-cfs-quota-period cpu-manager-policy cpu-manager-policy-options
 cpu-manager-reconcile-period event-burst event-qps experimental-mounter-path file-check-frequency hairpin-mode
-healthz-bind-address healthz-port hostname-override housekeeping-interval http-check-frequency
+healthz-bind-address healthz-port housekeeping-interval http-check-frequency
 image-credential-provider-bin-dir image-credential-provider-config kube-api-burst kube-api-content-type kube-api-qps
-kube-reserved-cgroup kubelet-cgroups lock-file log-flush-frequency log-json-info-buffer-size
+kubelet-cgroups lock-file log-flush-frequency log-json-info-buffer-size
 log-text-info-buffer-size logging-format manifest-url manifest-url-header max-open-files max-pods memory-manager-policy
 node-ip node-labels node-status-max-images node-status-update-frequency oom-score-adj pod-cidr pod-max-pids pods-per-core
 provider-id qos-reserved register-with-taints registry-burst registry-qps reserved-cpus reserved-memory
 resolv-conf runtime-cgroups runtime-request-timeout streaming-connection-idle-timeout sync-frequency system-cgroups
-system-reserved-cgroup tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy
+tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy
 topology-manager-policy-options topology-manager-scope vmodule volume-plugin-dir volume-stats-agg-period`
 
 // otherSwitches are those that need no value.

@@ -113,6 +113,12 @@ type Settings struct {
 	KubeReserved   Map[string]
 	// EnforceNodeAllocatable is the list of that name; "none" stands for none.
 	EnforceNodeAllocatable Setting[[]string]
+	// SystemReservedCgroup and KubeReservedCgroup are the settings of those names: what the tokens of EnforceNodeAllocatable are
+	// about.
+	SystemReservedCgroup Setting[string]
+	KubeReservedCgroup   Setting[string]
+	// NodeName is --hostname-override; empty means the machine's name in lower case.
+	NodeName   Setting[string]
 	// LocalStorageCapacityIsolation is the setting of that name.
 	LocalStorageCapacityIsolation Setting[bool]
 }

@@ -92,6 +92,9 @@ func schema(s *Settings) []field {
 		{"systemReserved", "system-reserved", &mapSlot[string]{to: &s.SystemReserved, separator: "=", decodeOne: asText, parseOne: plainText}},
 		{"kubeReserved", "kube-reserved", &mapSlot[string]{to: &s.KubeReserved, separator: "=", decodeOne: asText, parseOne: plainText}},
 		{"enforceNodeAllocatable", "enforce-node-allocatable", &listSlot{to: &s.EnforceNodeAllocatable, standard: defaultAllocated}},
+		{"systemReservedCgroup", "system-reserved-cgroup", &textSlot{to: &s.SystemReservedCgroup}},
+		{"kubeReservedCgroup", "kube-reserved-cgroup", &textSlot{to: &s.KubeReservedCgroup}},
+		{"", "hostname-override", &textSlot{to: &s.NodeName}},
 		{"localStorageCapacityIsolation", "local-storage-capacity-isolation", &boolSlot{to: &s.LocalStorageCapacityIsolation, standard: true}},
 	}
 }

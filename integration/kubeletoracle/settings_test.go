@@ -226,7 +226,7 @@ func (n *testNode) kubelet() (string, error) {
 		c.EvictionPressureTransitionPeriod.Duration, c.EvictionMaxPodGracePeriod, other.ExperimentalNodeAllocatableIgnoreEvictionThreshold,
 		*c.ImageGCHighThresholdPercent, *c.ImageGCLowThresholdPercent, c.ImageMinimumGCAge.Duration, c.ImageMaximumGCAge.Duration,
 		other.MinimumGCAge.Duration, other.MaxPerPodContainerCount, other.MaxContainerCount,
-		c.ContainerLogMaxSize, *c.ContainerLogMaxFiles, c.FeatureGates, c.CgroupDriver, c.CgroupRoot,
+		c.ContainerLogMaxSize, *c.ContainerLogMaxFiles, c.FeatureGates, c.CgroupDriver, c.CgroupRoot, c.SystemReservedCgroup, c.KubeReservedCgroup,
 		c.SystemReserved, c.KubeReserved, c.EnforceNodeAllocatable, *c.LocalStorageCapacityIsolation,
 	), nil
 }
@@ -244,7 +244,7 @@ func (n *testNode) cleave() (string, error) {
 		s.EvictionPressureTransition.Value, s.EvictionMaxPodGraceSeconds.Value, s.AllocatableIgnoresEviction.Value,
 		s.ImageGCHighPercent.Value, s.ImageGCLowPercent.Value, s.ImageMinimumGCAge.Value, s.ImageMaximumGCAge.Value,
 		s.MinimumContainerTTL.Value, s.MaxDeadPerContainer.Value, s.MaxDeadContainers.Value,
-		s.ContainerLogMaxSize.Value, s.ContainerLogMaxFiles.Value, s.FeatureGates.Values(), s.CgroupDriver.Value, s.CgroupRoot.Value,
+		s.ContainerLogMaxSize.Value, s.ContainerLogMaxFiles.Value, s.FeatureGates.Values(), s.CgroupDriver.Value, s.CgroupRoot.Value, s.SystemReservedCgroup.Value, s.KubeReservedCgroup.Value,
 		s.SystemReserved.Values(), s.KubeReserved.Values(), s.EnforceNodeAllocatable.Value, s.LocalStorageCapacityIsolation.Value,
 	), nil
 }
@@ -257,7 +257,7 @@ func lines(values ...any) string {
 		"transition", "max grace", "ignore eviction",
 		"gc high", "gc low", "image min age", "image max age",
 		"container ttl", "dead per container", "dead",
-		"log size", "log files", "gates", "driver", "cgroup root",
+		"log size", "log files", "gates", "driver", "cgroup root", "system reserved cgroup", "kube reserved cgroup",
 		"system reserved", "kube reserved", "enforce", "isolation",
 	}
 	var out strings.Builder
@@ -524,7 +524,7 @@ func (d dice) pair(asJSON bool) string {
 			value = pick(d, "0x10", "010", "1_000", "+5", "0b11", "0o17", "1e400", "-0x1", ".5e1", "12:30", ".inf", "2001-01-02")
 		}
 	case 7:
-		key = pick(d, "containerRuntimeEndpoint", "imageServiceEndpoint", "containerLogMaxSize", "cgroupDriver", "cgroupRoot", "podLogsDir", "staticPodPath")
+		key = pick(d, "containerRuntimeEndpoint", "imageServiceEndpoint", "containerLogMaxSize", "cgroupDriver", "cgroupRoot", "systemReservedCgroup", "kubeReservedCgroup", "podLogsDir", "staticPodPath")
 		value = word("unix:///run/x.sock", "/var/log/x", "logs/here", "systemd", "20Mi", "../up")
 		if !asJSON && d.chance(10) {
 			value = pick(d, "!!str 5", "'it''s'", "2001-01-02", "12:30:00", ".", "-", "+", "0x", "1_", "0b2", "1e", "<<", "1.2.3", `"\u00e9"`, "no way")

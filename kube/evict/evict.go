@@ -55,6 +55,8 @@ var (
 
 // API is what an eviction asks of the API server; [kube.Client] is one.
 type API interface {
+	// ServiceAccount says that the identity is not the node's own.
+	ServiceAccount() bool
 	Pod(ctx context.Context, namespace, name string) (*kube.Pod, error)
 	EvictPod(ctx context.Context, namespace, name, uid string, graceSeconds int64) error
 	DeletePod(ctx context.Context, namespace, name, uid string, graceSeconds int64) error
@@ -238,12 +240,18 @@ func (a *attempt) mayDelete(err error, deadline time.Time) bool {
 	return errors.Is(err, errNoEviction) || a.out.Refusals >= MaxRefusals || !time.Now().Before(deadline)
 }
 
+// missing says whether the API server has no such pod. It tells a node's own identity only about pods of that node that it knows,
+// and forbids it to ask about any other (plugin/pkg/auth/authorizer/node): after an eviction that is the same.
+func (a *attempt) missing(err error) bool {
+	return apierrors.IsNotFound(err) || a.out.Calls > 0 && apierrors.IsForbidden(err) && !a.api.ServiceAccount()
+}
+
 // again looks at the pod once more, just before acting: it may be another one by now, or have become protected.
 func (a *attempt) again(ctx context.Context) error {
 	p := &a.order.Pod
 	found, err := a.api.Pod(ctx, p.Namespace, p.Name)
 	switch {
-	case apierrors.IsNotFound(err) && a.unheard != "", err == nil && found.Terminating && found.APIUID == p.APIUID && a.unheard != "":
+	case a.missing(err) && a.unheard != "", err == nil && found.Terminating && found.APIUID == p.APIUID && a.unheard != "":
 		a.accepted(a.unheard)
 		return nil
 	case apierrors.IsNotFound(err):
@@ -326,7 +334,7 @@ func (a *attempt) await(ctx context.Context) error {
 	var last error
 	for {
 		found, err := a.api.Pod(ctx, p.Namespace, p.Name)
-		if apierrors.IsNotFound(err) || err == nil && found.APIUID != p.APIUID {
+		if a.missing(err) || err == nil && found.APIUID != p.APIUID {
 			break
 		}
 		last = err

@@ -26,9 +26,14 @@ type fakeAPI struct {
 	// slow is how long each eviction takes, lingers how long a pod that was told to go is still there.
 	slow, lingers time.Duration
 
+	// node is the node's own identity, which may not ask about pods that are gone.
+	node bool
+
 	calls []string
 	gone  time.Time
 }
+
+func (f *fakeAPI) ServiceAccount() bool { return !f.node }
 
 var pods = schema.GroupResource{Resource: "pods"}
 
@@ -37,6 +42,9 @@ func (f *fakeAPI) Pod(_ context.Context, namespace, name string) (*kube.Pod, err
 		return nil, f.get
 	}
 	if f.pod == nil || !f.gone.IsZero() && !time.Now().Before(f.gone) || f.pod.Namespace != namespace || f.pod.Name != name {
+		if f.node {
+			return nil, errNoRight
+		}
 		return nil, apierrors.NewNotFound(pods, name)
 	}
 	p := *f.pod
@@ -149,6 +157,9 @@ func TestEvict(t *testing.T) {
 		{name: "busy for good is no leave to delete", order: Order{Pod: pod(), Hard: true}, api: fakeAPI{evictions: []error{errBusy}}, want: ErrUnreachable, calls: "evict evict evict evict evict evict", after: 11500 * time.Millisecond},
 		{name: "the answer is lost, the pod goes", order: Order{Pod: pod(), Hard: true}, api: fakeAPI{evictions: []error{errLost}}, way: ByEviction, calls: "evict", after: 500 * time.Millisecond},
 		{name: "the answer is lost, the pod takes its time", order: Order{Pod: pod(), Hard: true}, api: fakeAPI{evictions: []error{errLost}, lingers: 3 * time.Second}, way: ByEviction, calls: "evict", after: 500 * time.Millisecond},
+		{name: "as the node itself", order: Order{Pod: pod(), Hard: true}, api: fakeAPI{node: true, lingers: 3 * time.Second}, way: ByEviction, calls: "evict"},
+		{name: "as the node itself, the answer is lost", order: Order{Pod: pod(), Hard: true}, api: fakeAPI{node: true, evictions: []error{errLost}}, way: ByEviction, calls: "evict", after: 500 * time.Millisecond},
+		{name: "as the node itself, not to be seen", order: Order{Pod: pod(), Hard: true}, api: fakeAPI{node: true, get: errNoRight}, want: ErrDenied},
 		{name: "on its way already", order: Order{Pod: pod()}, now: func(p *kube.Pod) { p.Terminating = true }, want: ErrStays, way: Already},
 		{name: "a successor of the same name", order: Order{Pod: pod()}, now: func(p *kube.Pod) { p.UID, p.APIUID = "v", "v" }, want: ErrNotThis},
 		{name: "critical by now", order: Order{Pod: pod()}, now: func(p *kube.Pod) { p.Priority = &critical }, want: ErrProtected},

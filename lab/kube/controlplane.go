@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -114,8 +115,10 @@ func (c *ControlPlane) StartServer(ctx context.Context) error {
 	})
 }
 
-// StopServer ends the API server; what it knows stays in etcd.
-func (c *ControlPlane) StopServer(ctx context.Context) error { return c.server.stop(ctx) }
+// KillServer ends the API server at once; what it knows stays in etcd. At SIGTERM it would wait for its watchers, for a minute.
+func (c *ControlPlane) KillServer(ctx context.Context) error {
+	return c.server.signal(ctx, syscall.SIGKILL)
+}
 
 // AuditLog is the file with a line for each request, if that was wanted.
 func (c *ControlPlane) AuditLog() string { return c.audit }
