@@ -119,7 +119,10 @@ func nodeFilesystems(ctx context.Context, cfg config.Config) ([]allocatable.File
 		return nil, err
 	}
 	store := snapshot.NewStore(conn, cfg.Runtime.Namespace).ReadOnce()
-	o := newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop())
+	o, err := newObserver(cfg, observed{store: store, filesystems: fsstats.NewProber(), mountpoints: mountpoints(conn)}, zap.NewNop())
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
 	layout, _, err := layoutNow(ctx, cfg.Control.Endpoint.Path(), o)
 	out := byDevice(layout)
 	if len(out) > 0 {

@@ -51,7 +51,9 @@ func TestWhereLimitsAreKept(t *testing.T) {
 				t.Errorf("the runtime's answer became %q, %v", answer, err)
 			}
 			other := proxy.Config{Interceptors: map[string]proxy.AnswerFunc{
-				method: func(_ context.Context, answer []byte) ([]byte, error) { return append([]byte("better than "), answer...), nil },
+				method: func(_ context.Context, answer []byte) ([]byte, error) {
+					return append([]byte("better than "), answer...), nil
+				},
 			}}
 			a.openLimits(&other)
 			if answer, err := other.Interceptors[method](t.Context(), []byte("its own")); string(answer) != "better than its own" || err != nil {

@@ -35,15 +35,15 @@ type writers struct {
 
 	mu sync.Mutex
 	// groups are the cgroups of running containers, by ID; guarded by mu.
-	groups map[string]cgroup
+	groups map[string]group
 	// pods are the containers of each pod, by UID; guarded by mu.
 	pods map[string][]string
 	// hints are the last ones, by container; guarded by mu.
 	hints map[string]lastHint
 }
 
-// cgroup is where a container's processes are.
-type cgroup struct {
+// group is where a container's processes are.
+type group struct {
 	pid int // the first of them
 	// folder is its folder, empty where the container has none of its own.
 	folder string
@@ -58,16 +58,16 @@ type lastHint struct {
 }
 
 func newWriters() *writers {
-	return &writers{root: cgroupRoot, procs: "/proc", groups: map[string]cgroup{}, pods: map[string][]string{}, hints: map[string]lastHint{}}
+	return &writers{root: cgroupRoot, procs: "/proc", groups: map[string]group{}, pods: map[string][]string{}, hints: map[string]lastHint{}}
 }
 
 // set says which containers run, with their first process, and whose they are. One
-// whose cgroup is known already is not looked at again.
+// whose group is known already is not looked at again.
 func (w *writers) set(pids map[string]int, pods map[string][]string) {
 	w.mu.Lock()
 	known := w.groups
 	w.mu.Unlock()
-	groups := make(map[string]cgroup, len(pids))
+	groups := make(map[string]group, len(pids))
 	for id, pid := range pids {
 		if g, ok := known[id]; ok && g.pid == pid {
 			groups[id] = g
@@ -87,14 +87,14 @@ func (w *writers) set(pids map[string]int, pods map[string][]string) {
 	}
 }
 
-// find finds the cgroup of a process (cgroups(7), /proc/PID/cgroup). A process in
+// find finds the group of a process (cgroups(7), /proc/PID/group). A process in
 // the root cgroup, where everybody is, has none of its own.
-func (w *writers) find(pid int) (cgroup, bool) {
+func (w *writers) find(pid int) (group, bool) {
 	content, err := os.ReadFile(filepath.Join(w.procs, strconv.Itoa(pid), "cgroup"))
 	if err != nil {
-		return cgroup{}, false // it has ended
+		return group{}, false // it has ended
 	}
-	g := cgroup{pid: pid}
+	g := group{pid: pid}
 	for line := range bytes.Lines(content) {
 		fields := strings.SplitN(strings.TrimSpace(string(line)), ":", 3)
 		if len(fields) != 3 || fields[2] == "/" || fields[2] == "" || strings.Contains(fields[2], "..") {
@@ -108,7 +108,7 @@ func (w *writers) find(pid int) (cgroup, bool) {
 		switch {
 		case fields[0] == "0" && fields[1] == "":
 			if _, err := os.Stat(filepath.Join(folder, "cgroup.controllers")); err == nil {
-				return cgroup{pid: pid, folder: folder, unified: true}, true
+				return group{pid: pid, folder: folder, unified: true}, true
 			}
 		case g.folder == "":
 			g.folder = folder
@@ -170,8 +170,8 @@ func (w *writers) processesOf(id string) []int {
 	return w.processes(g)
 }
 
-// processes lists those of a cgroup and of the cgroups that it has made below.
-func (w *writers) processes(g cgroup) (pids []int) {
+// processes lists those of a group and of the cgroups that it has made below.
+func (w *writers) processes(g group) (pids []int) {
 	if g.folder == "" {
 		return w.descendants(g.pid)
 	}

@@ -118,7 +118,7 @@ type Settings struct {
 	SystemReservedCgroup Setting[string]
 	KubeReservedCgroup   Setting[string]
 	// NodeName is --hostname-override; empty means the machine's name in lower case.
-	NodeName   Setting[string]
+	NodeName Setting[string]
 	// LocalStorageCapacityIsolation is the setting of that name.
 	LocalStorageCapacityIsolation Setting[bool]
 }
