@@ -210,6 +210,7 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 		mountpoints: mountpoints(a.upstream),
 		workloads:   askWorkloads(a.upstream),
 		pid:         askPID(a.upstream, a.cfg.Runtime.Namespace),
+		usages:      splitUsages(a.cfg),
 		measure:     index.Walk,
 		stateFile:   filepath.Join(a.cfg.StateDir, indexFile),
 	}, a.log.Named("observer"))

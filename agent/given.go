@@ -5,15 +5,21 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent/snapshotter"
+	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/snapshot/split"
 )
 
-// givenBook asks containerd for the figures of layers that this process does not
-// walk: committed ones, and those of a snapshotter that measures its own.
+// givenBook asks for the figures of layers that this process does not walk: the split
+// snapshotter for its own, which it knows the age of, and containerd for others.
 type givenBook struct {
 	store store
+	// usages are the figures that the split snapshotter has of its snapshots in the
+	// runtime's namespace, by key; nil where there is none.
+	usages usagesFunc
 	// maxAge is how old a figure may be that the snapshotter answers with.
 	maxAge time.Duration
 	// period is how often a layer is asked about while its filesystem changes.
@@ -36,9 +42,12 @@ type givenSpace struct {
 // givenMaxAge is when a figure is asked for again whatever the signs say.
 const givenMaxAge = 10 * time.Minute
 
-func newGivenBook(store store, maxAge, period time.Duration, x *index.Index, tell func()) *givenBook {
+// usagesFunc asks the split snapshotter for its figures. It measures nothing.
+type usagesFunc func(ctx context.Context) (map[string]index.Figure, error)
+
+func newGivenBook(store store, usages usagesFunc, maxAge, period time.Duration, x *index.Index, tell func()) *givenBook {
 	return &givenBook{
-		store: store, maxAge: maxAge, period: period, index: x, tell: tell, kicks: make(chan struct{}, 1),
+		store: store, usages: usages, maxAge: maxAge, period: period, index: x, tell: tell, kicks: make(chan struct{}, 1),
 		figures: map[layerID]index.Figure{}, spaces: map[fsstats.Device]givenSpace{},
 	}
 }
@@ -51,13 +60,23 @@ func (b *givenBook) kick() {
 	}
 }
 
-// run asks until ctx ends, after each kick.
+// theirsEvery is how often the split snapshotter is asked: it answers from memory.
+const theirsEvery = 2 * time.Second
+
+// run asks until ctx ends, after each kick, and now and then what does not measure.
 func (b *givenBook) run(ctx context.Context, newest func() *survey) {
+	var tick <-chan time.Time
+	if b.usages != nil {
+		ticker := time.NewTicker(theirsEvery)
+		defer ticker.Stop()
+		tick = ticker.C
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-b.kicks:
+		case <-tick:
 		}
 		b.round(ctx, newest())
 	}
@@ -67,6 +86,7 @@ func (b *givenBook) run(ctx context.Context, newest func() *survey) {
 func (b *givenBook) round(ctx context.Context, s *survey) {
 	there := map[layerID]bool{}
 	asked := false
+	theirs := b.theirs(ctx)
 	for i := range s.layers {
 		l := &s.layers[i]
 		if !l.given || l.layer.Class == snapshot.View {
@@ -78,6 +98,11 @@ func (b *givenBook) round(ctx context.Context, s *survey) {
 			return
 		}
 		figure, known := b.figures[id]
+		if own, ok := theirs[l.layer.Key]; ok && l.theirs && own.Started.After(figure.Started) {
+			figure, known, asked = own, true, true
+			b.figures[id] = own
+		}
+		// Asked by containerd the snapshotter measures anew what is too old.
 		if !known || b.due(l, figure) {
 			got, err := b.ask(ctx, l.layer)
 			if err == nil {
@@ -104,11 +129,61 @@ func (b *givenBook) round(ctx context.Context, s *survey) {
 	}
 }
 
+// splitUsages asks the configured split snapshotter; nil if there is none.
+func splitUsages(cfg config.Config) usagesFunc {
+	if !cfg.Snapshotter.Enabled() {
+		return nil
+	}
+	return func(ctx context.Context) (map[string]index.Figure, error) {
+		usages, err := snapshotter.FetchUsage(ctx, cfg.Snapshotter.StatusEndpoint.Path())
+		if err != nil {
+			return nil, err
+		}
+		out := make(map[string]index.Figure, len(usages))
+		for _, u := range usages {
+			if u.Namespace == cfg.Runtime.Namespace && u.Figure != nil {
+				out[u.Name] = figureOf(*u.Figure)
+			}
+		}
+		return out, nil
+	}
+}
+
+// figureOf is a figure of the split snapshotter's. Where nothing has changed since, it is one of the moment up to when that is known.
+func figureOf(f split.SnapshotFigure) index.Figure {
+	out := index.Figure{Bytes: f.Bytes, Inodes: f.Inodes, Started: f.Started, Finished: f.Finished, How: f.How}
+	if out.Started.IsZero() { // a committed layer, which does not change
+		out.Started = f.Finished
+	}
+	if f.StillAt.After(f.Finished) {
+		out.Started, out.Finished = f.StillAt, f.StillAt
+	}
+	return out
+}
+
+// theirs are the figures of the split snapshotter; none if it does not answer, then
+// containerd is asked.
+func (b *givenBook) theirs(ctx context.Context) map[string]index.Figure {
+	if b.usages == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	figures, err := b.usages(ctx)
+	if err != nil {
+		return nil
+	}
+	return figures
+}
+
 // due says whether a figure has to be asked for again.
 func (b *givenBook) due(l *surveyed, f index.Figure) bool {
 	age := time.Since(f.Finished)
 	if l.layer.Class == snapshot.Image || age < b.period { // a committed layer does not change
 		return false
+	}
+	if l.theirs && b.usages != nil {
+		return time.Since(f.Started) > b.maxAge // its own figure would be younger if nothing had moved
 	}
 	return age >= givenMaxAge || l.filesystem == nil || !b.movedAt(*l.filesystem).Before(f.Started)
 }

@@ -114,6 +114,13 @@ func (b *layerBook) given(l *layerState) bool {
 		slices.ContainsFunc(b.theirs, func(root string) bool { return owners.Within(l.folders.Upper, root) })
 }
 
+// split says that a layer is the split snapshotter's.
+func (b *layerBook) split(l *layerState) bool {
+	return slices.ContainsFunc(b.theirs, func(root string) bool {
+		return l.folders.Upper != "" && owners.Within(l.folders.Upper, root) || owners.Within(b.committed[l.layer.Snapshotter].path, root)
+	})
+}
+
 func (b *layerBook) readStore(ctx context.Context, now time.Time) []error {
 	ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 	defer cancel()

@@ -131,6 +131,8 @@ type observed struct {
 	mountpoints mountpointsFunc
 	workloads   workloadsFunc
 	pid         pidFunc
+	// usages are the split snapshotter's figures; nil where there is none.
+	usages usagesFunc
 	// measure measures a part of the index.
 	measure index.MeasureFunc
 	// stateFile is where the index keeps its figures; empty for nowhere.
@@ -181,7 +183,7 @@ func newObserver(cfg config.Config, parts observed, log *zap.Logger) (*observer,
 	if err != nil {
 		return nil, err
 	}
-	o.given = newGivenBook(parts.store, cfg.Snapshotter.UsageMaxAge, o.period, o.index, o.tell)
+	o.given = newGivenBook(parts.store, parts.usages, cfg.Snapshotter.UsageMaxAge, o.period, o.index, o.tell)
 	o.open = newOpenBook(o.writers.processesOf, parts.filesystems.FilesystemOf)
 	o.newest.Store(emptyPicture())
 	o.surveyed.Store(&survey{})
@@ -393,7 +395,9 @@ type survey struct {
 type surveyed struct {
 	layerState
 	given bool
-	key   index.Key
+	// theirs says that it is the split snapshotter's.
+	theirs bool
+	key    index.Key
 }
 
 // pass surveys once and publishes a new picture.
@@ -528,7 +532,7 @@ func (o *observer) look(ctx context.Context, now time.Time) (*survey, error) {
 	s.devices = o.devices(slices.Concat(images, containers))
 	for _, l := range o.book.sorted() {
 		given := o.book.given(l)
-		s.layers = append(s.layers, surveyed{layerState: *l, given: given, key: l.snapshot(given).Key()})
+		s.layers = append(s.layers, surveyed{layerState: *l, given: given, theirs: o.book.split(l), key: l.snapshot(given).Key()})
 	}
 	o.lookAtPods(ctx, s)
 	return s, ctx.Err()

@@ -87,7 +87,7 @@ func (w *writers) set(pids map[string]int, pods map[string][]string) {
 	}
 }
 
-// find finds the group of a process (cgroups(7), /proc/PID/group). A process in
+// find finds the group of a process (cgroups(7), /proc/PID/cgroup). A process in
 // the root cgroup, where everybody is, has none of its own.
 func (w *writers) find(pid int) (group, bool) {
 	content, err := os.ReadFile(filepath.Join(w.procs, strconv.Itoa(pid), "cgroup"))
@@ -170,7 +170,7 @@ func (w *writers) processesOf(id string) []int {
 	return w.processes(g)
 }
 
-// processes lists those of a group and of the cgroups that it has made below.
+// processes lists those of a cgroup and of the cgroups that it has made below.
 func (w *writers) processes(g group) (pids []int) {
 	if g.folder == "" {
 		return w.descendants(g.pid)

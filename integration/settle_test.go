@@ -14,8 +14,8 @@ import (
 func TestGAP32_ARemovedContainersSpaceIsBack(t *testing.T) {
 	t.Parallel()
 	const mebibytes = 120
-	n := startSplitNode(t, node.Options{Disks: []disk.Spec{{Name: "images", SizeBytes: 300 << 20}, {Name: "containers", SizeBytes: 400 << 20}}},
-		node.SplitOptions{Images: "images", Containers: "containers"})
+	n := startNode(t, node.Options{Disks: []disk.Spec{{Name: "images", SizeBytes: 300 << 20}, {Name: "containers", SizeBytes: 400 << 20}},
+		Split: &node.SplitOptions{Images: "images", Containers: "containers"}})
 	c := dial(t, n.Cleave.Endpoint())
 	ctx := bounded(t)
 	available := func() int64 {

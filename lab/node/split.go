@@ -56,6 +56,7 @@ func configureSplit(cfg *config.Config, dir string, disks map[string]*disk.Disk,
 		}
 	}
 	s := &cfg.Snapshotter
+	s.UsageMaxAge = time.Second // tests wait for figures
 	s.ImageRoot = filepath.Join(disks[o.Images].Path(), "layers")
 	s.ContainerRoot = filepath.Join(disks[o.Containers].Path(), "writable")
 	s.Database = filepath.Join(dir, "db", "metadata.db")
