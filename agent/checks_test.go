@@ -120,6 +120,7 @@ func TestExamineKubelet(t *testing.T) {
 
 	write("proc/42/cmdline", "kubelet\x00--config=/k.yaml\x00--root-dir="+dir+"\x00")
 	write("proc/42/stat", "42 (kubelet) S 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 9 0 12345 1 1 1")
+	write("proc/42/status", "Uid:\t0\t0\t0\t0\n")
 	write("root/k.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodLogsDir: "+dir+"\nevictionHard: {memory.available: 1Gi}\n")
 	write("root/run/x", "")
 	for link, to := range map[string]string{

@@ -345,6 +345,7 @@ func newNode(t *testing.T, folder string, number uint64) *testNode {
 
 	write("proc/42/cmdline", "/usr/bin/kubelet\x00"+strings.Join(n.args, "\x00")+"\x00")
 	write("proc/42/stat", "42 (kubelet) S 1 42 42 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 9 0 12345 1 1 1")
+	write("proc/42/status", "Name:\tkubelet\nUid:\t0\t0\t0\t0\n")
 	write("proc/stat", "cpu 1 2 3\nbtime 1700000000\n")
 	for link, to := range map[string]string{"root": "/", "cwd": n.dir} {
 		if err := os.Symlink(to, filepath.Join(n.dir, "proc/42", link)); err != nil {
