@@ -113,6 +113,9 @@ type observer struct {
 	// splitContainers is the root of the split snapshotter for what containers
 	// write, empty without one: they will be there before the first one is.
 	splitContainers string
+	// projects says that the split snapshotter's figures are the kernel's counters of
+	// projects. Not changed.
+	projects bool
 
 	naming     sync.Mutex // held while the index is told who there is
 	publishing sync.Mutex
@@ -168,6 +171,7 @@ func newObserver(cfg config.Config, parts observed, log *zap.Logger) (*observer,
 	}
 	if cfg.Snapshotter.Enabled() {
 		o.named, o.splitContainers = cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot
+		o.projects = cfg.Snapshotter.ProjectQuota
 		o.book.theirs = []string{cfg.Snapshotter.ImageRoot, cfg.Snapshotter.ContainerRoot}
 	}
 	var err error
@@ -175,6 +179,7 @@ func newObserver(cfg config.Config, parts observed, log *zap.Logger) (*observer,
 		Space:        o.space,
 		Measure:      o.seen.Measure,
 		Written:      o.writers.written,
+		Writing:      o.writers.writing,
 		HotEvery:     max(o.period/hotOftener, time.Second),
 		SuspectEvery: o.period,
 		CorePercent:  float64(o.corePercent),
@@ -431,7 +436,11 @@ func (o *observer) setOwners() {
 	if s.readAt.IsZero() {
 		return // what was known before a restart would be forgotten
 	}
-	list := owners.List(s.known(o.open.held()))
+	open := o.open.held()
+	if o.projects {
+		open = s.notCounted(open)
+	}
+	list := owners.List(s.known(open))
 	if err := o.index.SetOwners(list); err != nil {
 		o.log.Debug("some owners are left out", zap.Error(err))
 	}
@@ -534,8 +543,32 @@ func (o *observer) look(ctx context.Context, now time.Time) (*survey, error) {
 		given := o.book.given(l)
 		s.layers = append(s.layers, surveyed{layerState: *l, given: given, theirs: o.book.split(l), key: l.snapshot(given).Key()})
 	}
+	o.writers.setLayers(s.walkedLayers())
 	o.lookAtPods(ctx, s)
 	return s, ctx.Err()
+}
+
+// walkedLayers are the folders of containers' layers that are walked, by container.
+func (s *survey) walkedLayers() map[string]string {
+	out := map[string]string{}
+	for _, l := range s.layers {
+		if l.layer.Class == snapshot.Container && !l.given {
+			out[l.layer.ContainerID] = l.folders.Upper
+		}
+	}
+	return out
+}
+
+// notCounted are the deleted files among those that are open which no figure has
+// yet: the kernel's counter of a project has those of the layer.
+func (s *survey) notCounted(open []owners.OpenFile) []owners.OpenFile {
+	counted := map[owners.OpenFile]bool{}
+	for _, l := range s.layers {
+		if l.layer.Class == snapshot.Container && l.given && l.filesystem != nil {
+			counted[owners.OpenFile{Container: l.layer.ContainerID, Device: l.filesystem.Device.String()}] = true
+		}
+	}
+	return slices.DeleteFunc(open, func(f owners.OpenFile) bool { return counted[f] })
 }
 
 // keepPlaces takes the places of roles that do not answer from the last survey, so

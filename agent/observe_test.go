@@ -889,3 +889,18 @@ func TestWhoIsOnADiskThatHangsIsNotForgotten(t *testing.T) {
 		}
 	})
 }
+
+// TestDeletedFilesOfAProjectCountOnce: the kernel's counter of the layer has them.
+func TestDeletedFilesOfAProjectCountOnce(t *testing.T) {
+	t.Parallel()
+	there := &fsstats.Filesystem{Device: containersDevice}
+	s := &survey{layers: []surveyed{
+		{layerState: layerState{layer: container("theirs"), filesystem: there}, given: true},
+		{layerState: layerState{layer: container("walked"), filesystem: there}},
+	}}
+	on, elsewhere := containersDevice.String(), imagesDevice.String()
+	got := s.notCounted([]owners.OpenFile{{Container: "theirs", Device: on}, {Container: "theirs", Device: elsewhere}, {Container: "walked", Device: on}})
+	if diff := cmp.Diff([]owners.OpenFile{{Container: "theirs", Device: elsewhere}, {Container: "walked", Device: on}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -2,13 +2,17 @@ package agent
 
 import (
 	"bytes"
+	"errors"
 	"hash/fnv"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cleave-cri/cleave/agent/owners"
@@ -17,6 +21,9 @@ import (
 )
 
 const (
+	// maxWriting is how many open files of one container are looked at for those
+	// that it writes to.
+	maxWriting = 256
 	// cgroupRoot is where cgroups are mounted.
 	cgroupRoot = "/sys/fs/cgroup"
 	// maxProcesses is how many processes of one container are looked at: a
@@ -40,6 +47,8 @@ type writers struct {
 	pods map[string][]string
 	// hints are the last ones, by container; guarded by mu.
 	hints map[string]lastHint
+	// layers are the folders of writable layers, by container; guarded by mu.
+	layers map[string]string
 }
 
 // group is where a container's processes are.
@@ -157,6 +166,77 @@ func (w *writers) hint(id string) (counter uint64, ok bool) {
 	defer w.mu.Unlock()
 	w.hints[id] = lastHint{counter, ok, time.Now()}
 	return counter, ok
+}
+
+// setLayers says where the writable layers are that are walked, by container.
+func (w *writers) setLayers(layers map[string]string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.layers = layers
+}
+
+// writing is the index's hint which files of its layer a container has open to
+// write to (proc_pid_fd(5), proc_pid_fdinfo(5)). A file of a volume has a name in
+// the layer that leads to nothing, or to what the volume's folder covers.
+func (w *writers) writing(kind index.Kind, id string) (paths []string) {
+	if kind != owners.Container {
+		return nil
+	}
+	w.mu.Lock()
+	layer := w.layers[id]
+	w.mu.Unlock()
+	if layer == "" {
+		return nil
+	}
+	left := maxWriting
+	for _, pid := range w.processesOf(id) {
+		folder := filepath.Join(w.procs, strconv.Itoa(pid))
+		names, err := namesIn(filepath.Join(folder, "fd"), left)
+		if err != nil {
+			continue // it has ended
+		}
+		for _, fd := range names {
+			file, err := os.Readlink(filepath.Join(folder, "fd", fd))
+			if err != nil || !filepath.IsAbs(file) || strings.HasSuffix(file, " (deleted)") {
+				continue
+			}
+			if path := filepath.Join(layer, file); w.opensToWrite(folder, fd) && !slices.Contains(paths, path) {
+				paths = append(paths, path)
+			}
+		}
+		if left -= len(names); left <= 0 {
+			break
+		}
+	}
+	return paths
+}
+
+func (w *writers) opensToWrite(process, fd string) bool {
+	content, err := os.ReadFile(filepath.Join(process, "fdinfo", fd))
+	if err != nil {
+		return false
+	}
+	_, rest, found := strings.Cut("\n"+string(content), "\nflags:")
+	if !found {
+		return false
+	}
+	line, _, _ := strings.Cut(rest, "\n")
+	flags, err := strconv.ParseUint(strings.TrimSpace(line), 8, 64)
+	return err == nil && flags&syscall.O_ACCMODE != syscall.O_RDONLY
+}
+
+// namesIn lists some of what is in a folder.
+func namesIn(folder string, most int) (_ []string, err error) {
+	f, err := os.Open(folder)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // only read
+	names, err := f.Readdirnames(most)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return names, err
 }
 
 // processesOf lists the processes of a running container.

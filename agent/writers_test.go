@@ -75,6 +75,41 @@ func TestProcessesOfContainers(t *testing.T) {
 	}
 }
 
+// TestFilesThatAContainerWritesTo: of its layer, open to write, and with a name.
+func TestFilesThatAContainerWritesTo(t *testing.T) {
+	t.Parallel()
+	k := fakeKernel{t.TempDir()}
+	k.write(t, "proc/10/cgroup", "0::/c\n")
+	k.write(t, "cgroup/c/cgroup.controllers", "io\n")
+	k.write(t, "cgroup/c/cgroup.procs", "10\n11\n") // 11 has ended meanwhile
+	if err := os.MkdirAll(filepath.Join(k.dir, "proc/10/fd"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for fd, file := range []struct{ flags, target string }{
+		{"0100000", "/read"}, {"0100001", "/log/written"}, {"0102002", "/both"}, {"01", "pipe:[7]"}, {"02", "/gone (deleted)"}, {"01", "/log/written"},
+	} {
+		name := fmt.Sprint(fd)
+		k.write(t, "proc/10/fdinfo/"+name, "pos:\t0\nflags:\t"+file.flags+"\nmnt_id:\t1\n")
+		if err := os.Symlink(file.target, filepath.Join(k.dir, "proc/10/fd", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := k.writers()
+	w.set(map[string]int{"c": 10}, nil)
+	if got := w.writing(owners.Container, "c"); got != nil {
+		t.Errorf("%q without a layer that is walked", got)
+	}
+	w.setLayers(map[string]string{"c": "/s/1/fs"})
+	got := w.writing(owners.Container, "c")
+	slices.Sort(got)
+	if want := []string{"/s/1/fs/both", "/s/1/fs/log/written"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := w.writing(owners.Pod, "c"); got != nil {
+		t.Errorf("%q of a pod", got)
+	}
+}
+
 // TestAWriteMovesTheHint of the container and of its pod, and of nobody else.
 func TestAWriteMovesTheHint(t *testing.T) {
 	t.Parallel()
