@@ -27,6 +27,10 @@ const (
 	// mayBeBehind is how old a figure may be that is given while the index is
 	// behind with its work.
 	mayBeBehind = 5 * time.Minute
+	// followGap is the shortest time between two lists of all snapshots: with
+	// thousands of layers one takes some milliseconds, and a pull makes and commits
+	// many in a second.
+	followGap = time.Second
 )
 
 // Kinds of snapshots that can change, as the index knows them.
@@ -144,6 +148,11 @@ func (h *holder) run(ctx context.Context) {
 			h.log.Warn("new snapshots have no figures yet", zap.String("problem", problem))
 		}
 		failing = problem
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(followGap):
+		}
 	}
 }
 

@@ -33,6 +33,10 @@ var projectIDs = quota.Range{First: 0x43000000, Last: 0x43ffffff}
 // waits for it.
 const projectLimit = 2 * time.Second
 
+// escapedBytes is how much more a walk may find than the kernel counts, because
+// files come and go meanwhile.
+const escapedBytes = 4 << 20
+
 // HowQuota is how a figure came about that the kernel counted.
 const HowQuota = "quota"
 
@@ -51,13 +55,15 @@ type projects struct {
 	failures         int64  // guarded by mu
 	// due: limits may be left of layers that are gone.
 	due bool // guarded by mu
+	// distrusted are the IDs of snapshots that have files outside of their project.
+	distrusted map[string]bool // guarded by mu
 }
 
 func newProjects(o Options) *projects {
 	if !o.ProjectQuota {
 		return nil
 	}
-	return &projects{log: o.Log, ledger: o.ledger, due: true}
+	return &projects{log: o.Log, ledger: o.ledger, due: true, distrusted: map[string]bool{}}
 }
 
 // ProjectStatus is about project quota.
@@ -140,8 +146,30 @@ func (p *projects) note(err error) {
 	}
 }
 
-// usage gives the kernel's count for a snapshot's folder; false if it has none.
+// distrust notes that a snapshot has files that its project does not count. A
+// process that is in no user namespace of its own can give its files another
+// project (ioctl_xfs_fsgetxattr(2)), also through an overlay. Such a layer is walked
+// from now on.
+func (p *projects) distrust(id string, bytes int64) {
+	p.mu.Lock()
+	known := p.distrusted[id]
+	p.distrusted[id] = true
+	p.mu.Unlock()
+	if !known {
+		p.log.Warn("a container has taken files out of its project, so its limit does not count them; its layer is measured by walks",
+			zap.String("id", id), zap.Int64("bytes", bytes))
+	}
+}
+
+// usage gives the kernel's count for a snapshot's folder; false if it has none, or
+// not all is in it.
 func (p *projects) usage(root *rootdir.Root, id string) (f figure, ok bool) {
+	p.mu.Lock()
+	distrusted := p.distrusted[id]
+	p.mu.Unlock()
+	if distrusted {
+		return figure{}, false
+	}
 	f.started, f.how = time.Now(), HowQuota
 	err := p.on(root, func(a *quota.Assigner) error {
 		account, err := a.Project(id)
@@ -158,13 +186,14 @@ func (p *projects) usage(root *rootdir.Root, id string) (f figure, ok bool) {
 
 // removed says that a layer is gone, so that there is a limit to take away when
 // its files are too.
-func (p *projects) removed() {
+func (p *projects) removed(id string) {
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.due = true
+	delete(p.distrusted, id)
 }
 
 // tidy takes limits off the IDs of layers that are gone, so that these can be

@@ -12,8 +12,10 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/errdefs"
 
+	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/fsstats/quota"
 	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/need"
 )
 
 // bulkLedger is the account of an xfs without quota: usage is what its inodes say, limits are in memory and stop nobody.
@@ -209,6 +211,37 @@ func TestProjectsOfWritableLayers(t *testing.T) {
 		t.Errorf("the ID that is free again went to nobody: %+v", now)
 	}
 	mustBeClean(t, s, o)
+}
+
+// TestFilesOutsideOfTheProject: a container gives a large file another project, so the kernel's count lacks it. The slow refresh
+// finds that out, and the layer is walked from then on.
+func TestFilesOutsideOfTheProject(t *testing.T) {
+	t.Parallel()
+	need.Tools(t, "xfs_io")
+	o, _ := withProjects(t)
+	s := initialised(t, o)
+	key, upper := addContainer(t, s, 1, "")
+	large := filepath.Join(upper, "large")
+	if err := os.WriteFile(large, make([]byte, 2*escapedBytes), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sh(t, "sync", "-f", upper) // the bulk reading counts what is on the disk
+	what := subject{id: filepath.Base(filepath.Dir(upper)), root: "container"}
+	const slowly = 1_000_000
+	bytes, _ := du(t, filepath.Dir(upper))
+	if f, err := s.measureAt(t.Context(), what, slowly); err != nil || f.how != HowQuota || f.Bytes != bytes {
+		t.Errorf("with all in the project: %+v, %v, want %d bytes", f, err, bytes)
+	}
+	sh(t, "xfs_io", "-c", "chproj 0", large)
+	if f, err := s.measureAt(t.Context(), what, 0); err != nil || f.how != HowQuota || f.Bytes > bytes-escapedBytes {
+		t.Errorf("the kernel's count is %+v, %v", f, err)
+	}
+	if f, err := s.measureAt(t.Context(), what, slowly); err != nil || f.how != index.Walked || f.Bytes != bytes {
+		t.Errorf("the slow refresh says %+v, %v, want %d bytes", f, err, bytes)
+	}
+	if usage, err := s.Usage(t.Context(), key); err != nil || usage.Size != bytes {
+		t.Errorf("usage %+v, %v, want %d bytes", usage, err, bytes)
+	}
 }
 
 // TestProjectsThatCantBeGiven: a snapshot is made all the same, whole and without a half ID; the status says why, and it can't

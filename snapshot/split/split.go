@@ -415,7 +415,7 @@ func (s *Snapshotter) Remove(ctx context.Context, key string) error {
 	s.forgetMade(id)
 	s.meter.forget(id)
 	s.holder.poke()
-	s.projects.removed()
+	s.projects.removed(id)
 	s.filler.done(id)
 	s.bins[rec.Root].Wake()
 	if !moved {

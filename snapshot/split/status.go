@@ -151,6 +151,9 @@ func (s *Snapshotter) Status(ctx context.Context) (Status, error) {
 	if err := errors.Join(err, freeErr); err != nil {
 		return st, fmt.Errorf("status of the snapshotter: %w", err)
 	}
+	if problem := s.holder.index.View().Problem; problem != "" {
+		st.Notes = append(st.Notes, "figures of writable layers are measured anew after a restart: "+problem)
+	}
 	if st.Image.shares(st.Container) {
 		st.Notes = append(st.Notes, "both roots are on one filesystem: layers and containers still share their space")
 	}

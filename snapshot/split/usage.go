@@ -95,18 +95,37 @@ func (s *Snapshotter) measure(ctx context.Context, what subject) (figure, error)
 }
 
 // measureAt finds out what a snapshot's folder takes: from the kernel's count of
-// its project if it has one, else by a walk, at no more than so many
-// entries a second unless that is 0. A figure is always that of all of it.
+// its project if it has one, else by a walk, at no more than so many entries a
+// second unless that is 0. A figure is always that of all of it. Where there is time,
+// which is where the pace is limited, the kernel's count is held against a walk.
 func (s *Snapshotter) measureAt(ctx context.Context, what subject, entriesPerSecond int) (figure, error) {
 	root, err := s.gate.Root(what.root)
 	if err != nil {
 		return figure{}, err
 	}
-	if s.projects != nil && what.root == fence.Container && !what.committed {
-		if f, ok := s.projects.usage(root, what.id); ok {
-			return f, nil
-		}
+	if s.projects == nil || what.root != fence.Container || what.committed {
+		return s.walkFolder(ctx, root, what, entriesPerSecond)
 	}
+	before, counted := s.projects.usage(root, what.id)
+	if counted && entriesPerSecond == 0 {
+		return before, nil
+	}
+	walked, err := s.walkFolder(ctx, root, what, entriesPerSecond)
+	if err != nil || !counted {
+		return walked, err
+	}
+	after, counted := s.projects.usage(root, what.id)
+	if counted && walked.Bytes <= max(before.Bytes, after.Bytes)+escapedBytes {
+		return after, nil
+	}
+	if counted {
+		s.projects.distrust(what.id, walked.Bytes-after.Bytes)
+	}
+	return walked, nil
+}
+
+// walkFolder looks at everything in a snapshot's folder.
+func (s *Snapshotter) walkFolder(ctx context.Context, root *rootdir.Root, what subject, entriesPerSecond int) (figure, error) {
 	dir, err := root.Open(idDir(what.id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return figure{}, classed(errdefs.ErrNotFound, "its folder is gone: %w", err)
