@@ -253,8 +253,8 @@ type plan struct {
 	limited, without int
 }
 
-// planned compares. Of accounts with the same name, which containers have that are
-// gone and not cleared away, any one stands for all: a limit goes to the newest.
+// planned compares. There may be several accounts of one name, of snapshots that
+// are not cleared away yet: if one differs the limit is set again, on the newest.
 func planned(containers []Container, accounts []split.LayerLimit, namespace string, source Source) plan {
 	has := map[string][]uint64{}
 	for _, a := range accounts {

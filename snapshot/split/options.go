@@ -71,7 +71,9 @@ type Options struct {
 	// the default where the kernel knows it and nothing else is given.
 	MountOptions []string
 
-	// UsageMaxAge is how old an answer about a writable snapshot may be. 0 means
+	// UsageMaxAge is how old an answer about a writable snapshot may be, save while
+	// nothing changes on its filesystem or the index is behind with its work; see
+	// [Snapshotter.Usage]. 0 means
 	// 5 s; negative: always measured.
 	UsageMaxAge time.Duration
 	// DeletionRate is how many names the trash deletes per second and root. 0

@@ -3,8 +3,8 @@
 // on another. It is a library: it serves no socket and knows neither containerd's
 // configuration nor the CRI.
 //
-// The agent and the commands of cleave may import it; it imports
-// fsstats/walk and the packages below it. The design, with what a crash at each
+// The agent and the commands of cleave may import it; it imports fsstats/walk,
+// fsstats/index, fsstats/quota and the packages below it. The design, with what a crash at each
 // step leaves and who repairs it, is in docs/snapshotter-design.md.
 //
 // # What keeps it from deleting the wrong thing
