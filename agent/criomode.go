@@ -130,16 +130,18 @@ func (m *crioMode) tidyRoots(ctx context.Context) {
 // disks says where things lie by the newest picture.
 func (o *observer) disks() crio.Disks {
 	p := o.newest.Load()
+	missing := false
 	at := func(role fsstats.Role) (crio.Disk, bool) {
 		place, ok := p.layout.Get(role)
+		missing = missing || place.Missing && role != fsstats.NodeFS // the kubelet makes its own
 		return crio.Disk{Mountpoint: place.Reported, Device: place.Filesystem.Device.String()}, ok
 	}
 	images, okImages := at(fsstats.ImageFS)
 	containers, okContainers := at(fsstats.ContainerFS)
 	node, okNode := at(fsstats.NodeFS)
 	return crio.Disks{
-		Known:  okImages && okContainers && okNode && !p.facts.Images.Guessed && !p.facts.Containers.Guessed,
-		Images: images, Containers: containers, NodeDevice: node.Device,
+		Known:   okImages && okContainers && okNode && !p.facts.Images.Guessed && !p.facts.Containers.Guessed,
+		Missing: missing, Images: images, Containers: containers, NodeDevice: node.Device,
 	}
 }
 

@@ -379,7 +379,10 @@ func TestKubeletPods(t *testing.T) {
 		status(403, "Forbidden"),
 		func(w http.ResponseWriter) { fmt.Fprint(w, `{"kind":"PodList","items":[{"metadata":{"name":7}}]}`) },
 		func(w http.ResponseWriter) { fmt.Fprint(w, `{"kind":"Status"}`) },
-		func(w http.ResponseWriter) { w.Header().Set("Location", "https://elsewhere/"); w.WriteHeader(302) },
+		func(w http.ResponseWriter) {
+			w.Header().Set("Location", "https://elsewhere/")
+			w.WriteHeader(http.StatusFound)
+		},
 	} {
 		mu.Lock()
 		answer = broken
@@ -438,7 +441,7 @@ func fatPod(i int) string {
 	}
 	text, err := json.Marshal(pod)
 	if err != nil {
-		panic(err) //nolint:forbidigo // of a test
+		panic(err)
 	}
 	return string(text)
 }

@@ -13,6 +13,8 @@ import (
 type Disks struct {
 	// Known says that the places of images and of containers are known, be it from the configuration alone.
 	Known bool
+	// Missing says that a path of them is not there, so that the disk named is that of a folder above: it may be mounted yet.
+	Missing bool
 	// Images and Containers are where image layers and writable layers are.
 	Images, Containers Disk
 	// NodeDevice is the filesystem of the kubelet's root directory as cleave is configured. The kubelet's own goes first.

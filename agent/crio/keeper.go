@@ -165,13 +165,18 @@ func (k *Keeper) Info(ctx context.Context, pid int32) (criocompat.Info, error) {
 	return told.info(driver), nil
 }
 
+// mountGrace is how long a kubelet's question waits for a folder that is configured and not there.
+const mountGrace = 20 * time.Second
+
 // waitForDisks waits until it is known where things are. A kubelet that has to wait starts a little later; one that gets no answer
 // has no figures for the rest of its life.
 func (k *Keeper) waitForDisks(ctx context.Context) (Disks, error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	began := time.Now()
 	for {
-		if d := k.sources.Disks(); d.Known {
+		// A disk that is mounted while the node starts may be some seconds late, and what is told now holds for the kubelet's life.
+		if d := k.sources.Disks(); d.Known && (!d.Missing || time.Since(began) >= mountGrace) {
 			return d, nil
 		}
 		select {

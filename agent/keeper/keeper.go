@@ -251,7 +251,7 @@ func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record
 			acted = k.evict(ctx, r, e, running) || acted
 		}
 	case engine.Foreseen:
-		acted, _ = k.reclaim(ctx, r) // what could not be done now is tried when it is short
+		acted, _ = k.reclaim(ctx, r) //nolint:errcheck // what could not be done now is tried when it is short, and was told
 	case engine.Pressure:
 		var err error
 		acted, err = k.reclaim(ctx, r)

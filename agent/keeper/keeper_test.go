@@ -356,11 +356,11 @@ type tidy struct{ *world }
 func (tidy) Name() string { return "images" }
 
 func (c tidy) Plan(ctx context.Context) (record.Step, error) {
-	return images{c.world}.Plan(ctx, Want{NeedBytes: 1})
+	return images(c).Plan(ctx, Want{NeedBytes: 1})
 }
 
 func (c tidy) Run(ctx context.Context, s record.Step) (record.Step, error) {
-	return images{c.world}.Run(ctx, s)
+	return images(c).Run(ctx, s)
 }
 
 func TestTidyingUpWaitsForCalm(t *testing.T) {

@@ -128,7 +128,7 @@ func (kernelLister) readDir(fd int, buffer []byte) (int, error) {
 // What is asked of statx(2). AT_STATX_DONT_SYNC and AT_NO_AUTOMOUNT: a hung FUSE
 // or network mount inside the tree is looked at without asking its server.
 const (
-	statMask  = unix.STATX_TYPE | unix.STATX_NLINK | unix.STATX_INO | unix.STATX_BLOCKS | unix.STATX_MNT_ID
+	statMask = unix.STATX_TYPE | unix.STATX_NLINK | unix.STATX_INO | unix.STATX_BLOCKS | unix.STATX_MNT_ID
 	// timesMask is asked for too where changes are looked for, and only there: it
 	// has the kernel give the file's next change a time of its own (multigrain
 	// timestamps, Linux 6.13).

@@ -63,7 +63,9 @@ func TestWhatTheKubeletSays(t *testing.T) {
 	t.Cleanup(func() {
 		stop()
 		for range 3 {
-			<-done
+			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
 		}
 	})
 	uid := string(made.UID)

@@ -194,7 +194,7 @@ func (e *Events) forgetLocked(now time.Time) {
 
 func (e *Events) make(v Event, now time.Time) eventsv1.Event {
 	random := make([]byte, 8)
-	_, _ = rand.Read(random) //nolint:errcheck // it never fails (crypto/rand)
+	_, _ = rand.Read(random) // it never fails (crypto/rand)
 	regarding := corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)}
 	namespace, name := metav1.NamespaceDefault, e.node
 	if v.Pod != nil {
