@@ -244,6 +244,10 @@ bench-walk: deps ## What measuring 200 000 files costs, beside containerd's walk
 bench-idle: deps ## What the usage index takes of a core: a million inodes at rest, and one of 40 trees written to (root; 5 minutes)
 	@go run ./integration/bench idle
 
+.PHONY: bench-fanotify
+bench-fanotify: deps ## What watching a filesystem with fanotify costs the writer and the reader (root)
+	@go run ./integration/bench fanotify
+
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
 	@for pkg in $$(go list ./...); do \

@@ -25,6 +25,22 @@ const (
 	helperBytes  = "byte-relay"
 )
 
+// outputOfHelper runs a helper to its end and gives what it printed.
+func outputOfHelper(ctx context.Context, name string, args ...string) (string, error) {
+	executable, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, executable, append([]string{name}, args...)...) //nolint:gosec // ourselves
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("run %s: %w", name, err)
+	}
+	return string(out), nil
+}
+
 // startHelper starts a helper and waits until its socket is there. The function
 // that it returns ends it.
 func startHelper(ctx context.Context, env []string, socket, name string, args ...string) (stop func() error, _ error) {

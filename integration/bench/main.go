@@ -50,6 +50,10 @@ func run(ctx context.Context, args []string) error {
 		return benchWalk(ctx, *scale)
 	case "idle":
 		return benchIdle(ctx, *scale)
+	case "fanotify":
+		return benchFanotify(ctx, *scale)
+	case helperFiles:
+		return writeFiles(flags.Arg(1))
 	case helperWriter:
 		return write(ctx, flags.Arg(1))
 	case helperRelay:
@@ -59,7 +63,7 @@ func run(ctx context.Context, args []string) error {
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:
-		return errors.New("say what to measure: proxy, snapshotter, walk or idle")
+		return errors.New("say what to measure: proxy, snapshotter, walk, idle or fanotify")
 	}
 }
 
