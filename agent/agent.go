@@ -95,6 +95,8 @@ type agent struct {
 	metrics  http.Handler
 	limits   *limits.Keeper  // nil where none are kept
 	settler  *settle.Settler // nil in mode observe
+	// decisions reclaims and evicts; nil where that is not configured.
+	decisions *decisions
 }
 
 // Serve runs cleave until ctx ends or a successor has taken over, and returns
@@ -218,6 +220,9 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 		return c, err
 	}
 	a.observer.prime()
+	if err := a.openDecisions(&c); err != nil {
+		return c, err
+	}
 	var facts diskstats.Source = a.observer
 	switch a.cfg.Mode {
 	case config.ModeObserve:
@@ -266,8 +271,11 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	if a.settler != nil {
 		parts.Go(func() error { a.settler.Run(work); return nil })
 	}
+	if a.decisions != nil {
+		parts.Go(func() error { return a.decisions.run(work) })
+	}
 	if a.control != nil {
-		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics})
+		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics, decisions: a.decisions})
 		parts.Go(func() error { serveControl(server, a.control, a.log); return nil })
 		parts.Go(func() error { endControl(work, server); return nil })
 	}
@@ -456,6 +464,9 @@ func (a *agent) status(ctx context.Context) Status {
 	}
 	if a.crio != nil {
 		s.CRIO = a.crio.status(a.observer.disks(), a.observer.newest.Load())
+	}
+	if a.decisions != nil {
+		s.Reclaim = a.decisions.status()
 	}
 	if a.limits != nil {
 		kept := a.limits.Status()

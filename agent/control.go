@@ -32,6 +32,8 @@ type answers struct {
 	usage    func() Usage
 	handOver func(context.Context) (any, error)
 	metrics  http.Handler
+	// decisions is nil where cleave does not reclaim.
+	decisions *decisions
 }
 
 // controlServer answers on the control socket, for `cleave status`, for programs that collect metrics and whoever else may connect,
@@ -41,6 +43,8 @@ func controlServer(a answers) *http.Server {
 		"GET " + pathStatus:    control.Without(func(ctx context.Context) (any, error) { return a.status(ctx), nil }),
 		"GET " + pathUsage:     control.Without(func(context.Context) (any, error) { return a.usage(), nil }),
 		"POST " + pathHandover: control.Without(a.handOver),
+		"GET " + pathPlan:      control.Without(a.decisions.plan),
+		"POST " + pathCollect:  control.With(a.decisions.collect),
 	})
 	mux := http.NewServeMux()
 	mux.Handle("GET "+pathMetrics, a.metrics)

@@ -243,6 +243,8 @@ type picture struct {
 	accounts map[fsstats.Device]Account
 	// pods are what pods use.
 	pods []ephemeral.Usage
+	// held are the same pods, with their parts.
+	held []ephemeral.Pod
 	// measuredAt is the end of the pass, zero before the first.
 	measuredAt time.Time
 	// cost is how long the pass took.

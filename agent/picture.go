@@ -130,7 +130,10 @@ func assemble(o observation) *picture {
 		facts.Containers.Used = t.sum(containers.Filesystem, classContainers, classDead, classSandboxes, classOther)
 	}
 	p.accounts = t.accounts(o.layout)
-	p.pods = podsUsage(o, figures)
+	p.held = podsOn(o, figures)
+	for _, pod := range p.held {
+		p.pods = append(p.pods, ephemeral.Of(pod))
+	}
 	return p
 }
 
@@ -444,8 +447,8 @@ func (p *picture) gaps() map[index.FS]int64 {
 	return out
 }
 
-// podsUsage is what each pod that the kubelet counts uses (ACC-5).
-func podsUsage(o observation, figures map[index.Key]index.PartView) []ephemeral.Usage {
+// podsOn are the pods that the kubelet counts (ACC-5), with what each has.
+func podsOn(o observation, figures map[index.Key]index.PartView) []ephemeral.Pod {
 	if !o.survey.asked {
 		return nil
 	}
@@ -503,9 +506,9 @@ func podsUsage(o observation, figures map[index.Key]index.PartView) []ephemeral.
 				if figures[key].Gone {
 					continue
 				}
-				plugin, _, _ := strings.Cut(key.Part, "/")
+				plugin, name, _ := strings.Cut(key.Part, "/")
 				p.Volumes = append(p.Volumes, ephemeral.VolumeUse{
-					Counted: plugin == owners.PluginEmptyDir || plugin == owners.PluginConfigMap, Use: whole(key),
+					Counted: plugin == owners.PluginEmptyDir || plugin == owners.PluginConfigMap, Use: whole(key), Name: name,
 				})
 			}
 		}
@@ -521,9 +524,9 @@ func podsUsage(o observation, figures map[index.Key]index.PartView) []ephemeral.
 			})
 		}
 	}
-	var out []ephemeral.Usage
+	var out []ephemeral.Pod
 	for _, uid := range order {
-		out = append(out, ephemeral.Of(*pods[uid]))
+		out = append(out, *pods[uid])
 	}
 	return out
 }

@@ -56,6 +56,8 @@ type Status struct {
 	Snapshotter *SnapshotterStatus `json:"snapshotter,omitempty"`
 	// Limits is about limits of writable layers, nil if none are kept.
 	Limits *limits.Status `json:"limits,omitempty"`
+	// Reclaim is about what reclaims and evicts, nil where that is not configured.
+	Reclaim *ReclaimStatus `json:"reclaim,omitempty"`
 	// CRIO is about mode crio, nil in other modes.
 	CRIO   *CRIOStatus    `json:"crio,omitempty"`
 	Proxy  proxy.Counters `json:"proxy"`
@@ -224,6 +226,9 @@ func (s Status) WriteText(w io.Writer, now time.Time) error {
 	}
 	if s.CRIO != nil {
 		s.CRIO.writeText(out)
+	}
+	if s.Reclaim != nil {
+		s.Reclaim.writeText(out, now)
 	}
 
 	out.Printf("\n")

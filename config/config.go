@@ -64,6 +64,8 @@ type Config struct {
 	Log Log
 	// CRIO is about mode crio only.
 	CRIO CRIO
+	// Reclaim says whether cleave frees space and evicts by itself.
+	Reclaim Reclaim
 	// Limits are how much what a container writes may take.
 	Limits Limits
 	// Snapshotter is the split snapshotter, a process of its own.
@@ -198,6 +200,20 @@ type Limits struct {
 	// means none. It needs Snapshotter.ProjectQuota, holds for containers made since
 	// that was set, and has no effect in mode observe. Default: 0.
 	WritableLayerBytes int64
+}
+
+// Reclaim says whether cleave frees space by itself, before the kubelet has to:
+// by the kubelet's own settings, a margin earlier (docs/reclaim.md).
+type Reclaim struct {
+	// Enabled switches it on; in mode observe it then decides and records only.
+	// Default: false.
+	Enabled bool
+	// Evict lets it evict pods through the Kubernetes API where nothing else is
+	// left to free. Default: false.
+	Evict bool
+	// Kubeconfig says as whom the API server is asked: an absolute path. Empty
+	// means as the kubelet. Default: empty.
+	Kubeconfig string
 }
 
 // Snapshotter is the split snapshotter (`cleave snapshotter`), which puts image

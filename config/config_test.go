@@ -109,6 +109,10 @@ control:
 crio:
     nriEndpoint: unix:///run/nri/nri.sock
     kubeletTokenFile: ""
+reclaim:
+    enabled: false
+    evict: false
+    kubeconfig: ""
 stateDir: /var/lib/cleave
 filesystems:
     nodefs: /var/lib/kubelet
@@ -216,7 +220,7 @@ func TestParseFaults(t *testing.T) {
 		{"unknown key, letter case", "version: 1\nstatedir: /x\n", []string{`c.yaml:2:1: statedir: unknown key; did you mean "stateDir"?`}},
 		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint, snapshotter.endpoint`}},
 		{"unknown key, unlike any", "version: 1\nlog: {colour: red}\n", []string{`c.yaml:2:7: log.colour: unknown key; log has level, format`}},
-		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, limits, snapshotter`}},
+		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, stateDir, filesystems, measure, memory, log, limits, snapshotter`}},
 		{"key twice", "version: 1\nmode: cri\nmode: cri\n", []string{"c.yaml:3:1: mode: is given twice, first on line 2"}},
 		{"section twice", "version: 1\nlog: {level: info}\nlog: {format: json}\n", []string{"c.yaml:3:1: log: is given twice, first on line 2"}},
 		{"number for text", "version: 1\nruntime:\n  namespace: 5\n", []string{`c.yaml:3:14: runtime.namespace: must be text, not "5": put it in quotes if it is meant so`}},
@@ -326,7 +330,7 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:4:10: control: anchors and aliases (& and *) are not supported",
 		}},
 		{"merge key", "version: 1\n<<: {mode: cri}\n", []string{
-			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, stateDir, filesystems, measure, memory, log, limits, snapshotter`,
+			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, stateDir, filesystems, measure, memory, log, limits, snapshotter`,
 		}},
 		{"tag", "version: 1\nmode: !!str cri\n", []string{"c.yaml:2:7: mode: tags (!) are not supported"}},
 		{"list as a key", "version: 1\n? [a]\n: b\n", []string{"c.yaml:2:3: a key must be a name, not a list"}},

@@ -49,6 +49,11 @@ func schema(c *Config) section {
 			{key: "nriEndpoint", value: endpointValue{&c.CRIO.NRIEndpoint}},
 			{key: "kubeletTokenFile", value: textValue{&c.CRIO.KubeletTokenFile}},
 		}},
+		{key: "reclaim", sub: section{
+			{key: "enabled", value: boolValue{&c.Reclaim.Enabled}},
+			{key: "evict", value: boolValue{&c.Reclaim.Evict}},
+			{key: "kubeconfig", value: textValue{&c.Reclaim.Kubeconfig}},
+		}},
 		{key: "stateDir", value: textValue{&c.StateDir}},
 		{key: "filesystems", sub: section{
 			{key: "nodefs", value: textValue{&c.Filesystems.NodeFS}},

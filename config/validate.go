@@ -107,6 +107,7 @@ func (c Config) faults() Faults {
 		{"filesystems.imagefs", c.Filesystems.ImageFS, true, false},
 		{"filesystems.containerfs", c.Filesystems.ContainerFS, true, false},
 		{"crio.kubeletTokenFile", c.CRIO.KubeletTokenFile, true, true},
+		{"reclaim.kubeconfig", c.Reclaim.Kubeconfig, true, true},
 		{"snapshotter.imageRoot", c.Snapshotter.ImageRoot, true, true},
 		{"snapshotter.containerRoot", c.Snapshotter.ContainerRoot, true, true},
 		{"snapshotter.database", c.Snapshotter.Database, false, true},

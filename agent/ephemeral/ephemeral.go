@@ -102,6 +102,8 @@ type VolumeUse struct {
 	// emptyDir that is not in memory, or a configMap (ACC-2).
 	Counted bool
 	Use     *Use
+	// Name is the volume's in the pod.
+	Name string
 }
 
 // Usage is a pod's local storage.

@@ -37,7 +37,7 @@ func TestWhatAPodUses(t *testing.T) {
 			name: "ACC-1: the worked example, layers on another disk",
 			pod: Pod{
 				Containers: []ContainerUse{{Name: "c", Running: true, Layer: use(disk, 314572800, 300), LogFiles: use(node, 20971520, 3)}},
-				Volumes:    []VolumeUse{{true, use(node, 1073741824, 9)}, {true, use(node, 8192, 2)}},
+				Volumes:    []VolumeUse{{Counted: true, Use: use(node, 1073741824, 9)}, {Counted: true, Use: use(node, 8192, 2)}},
 				EtcHosts:   use(node, block, 1),
 			},
 			// ACC-23: 300 + 3 + 11 + 1.
@@ -49,7 +49,7 @@ func TestWhatAPodUses(t *testing.T) {
 			name: "ACC-2: a volume of another kind is held and not counted",
 			pod: Pod{
 				Containers: []ContainerUse{{Name: "c", Running: true, Layer: use(disk, block, 1)}},
-				Volumes:    []VolumeUse{{false, use(node, 7*mib, 7)}},
+				Volumes:    []VolumeUse{{Use: use(node, 7*mib, 7)}},
 			},
 			kubelet: use("", block, 1),
 			on:      []Use{*use(disk, block, 1)},
@@ -69,7 +69,7 @@ func TestWhatAPodUses(t *testing.T) {
 			name: "ACC-4: nothing runs, so there is no record",
 			pod: Pod{
 				Containers: []ContainerUse{{Name: "c", Layer: use(disk, 5<<30, 5)}},
-				Volumes:    []VolumeUse{{true, use(node, mib, 1)}},
+				Volumes:    []VolumeUse{{Counted: true, Use: use(node, mib, 1)}},
 			},
 			held: []Use{*use(node, mib, 1), *use(disk, 5<<30, 5)},
 		},
@@ -83,7 +83,7 @@ func TestWhatAPodUses(t *testing.T) {
 			name: "ACC-7: the time is the latest of the parts'",
 			pod: Pod{
 				Containers: []ContainerUse{{Name: "c", Running: true, Layer: at(use(disk, 1, 1), 5), LogFiles: at(use(node, 1, 1), 9)}},
-				Volumes:    []VolumeUse{{true, at(use(node, 1, 1), 3)}},
+				Volumes:    []VolumeUse{{Counted: true, Use: at(use(node, 1, 1), 3)}},
 			},
 			kubelet: at(use("", 3, 3), 9),
 			on:      []Use{*at(use(node, 2, 2), 9), *at(use(disk, 1, 1), 5)},

@@ -24,7 +24,7 @@ writable layers and logs really are, and what they really take.`,
 	}
 	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(), handoverCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
-		imagesCommand(), orphansCommand(), allocatableCommand(),
+		imagesCommand(), orphansCommand(), allocatableCommand(), planCommand(), gcCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
 	return cmd
 }

@@ -75,7 +75,7 @@ that is not mounted is never taken for a new one.`,
 }
 
 func snapshotterStatusCommand() *cobra.Command {
-	return showCommand("Show what the running snapshotter holds and whether it may write and delete",
+	return showCommand("status", "Show what the running snapshotter holds and whether it may write and delete",
 		func(ctx context.Context, cfg config.Config) (page, error) {
 			return snapshotter.FetchStatus(ctx, cfg.Snapshotter.StatusEndpoint.Path())
 		}, onlyConfig)

@@ -14,7 +14,7 @@ import (
 )
 
 func statusCommand() *cobra.Command {
-	return showCommand("Show where images, writable layers and logs are and what they take",
+	return showCommand("status", "Show where images, writable layers and logs are and what they take",
 		func(ctx context.Context, cfg config.Config) (page, error) {
 			return agent.FetchStatus(ctx, cfg.Control.Endpoint.Path())
 		}, "control")
@@ -25,11 +25,11 @@ type page interface {
 	WriteText(w io.Writer, now time.Time) error
 }
 
-// showCommand is a command named status that asks a running process. flags are
-// those that override the configuration.
-func showCommand(short string, fetch func(context.Context, config.Config) (page, error), flags ...string) *cobra.Command {
+// showCommand is a command that asks a running process and shows its answer. flags
+// are those that override the configuration.
+func showCommand(use, short string, fetch func(context.Context, config.Config) (page, error), flags ...string) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "status", Short: short, Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.NoArgs}
 	s := settingsFlags(cmd, flags...)
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -1,0 +1,176 @@
+// Package decide turns what the parts of cleave know into what the engine decides by: pods of kube, figures of ephemeral, settings of
+// the kubelet. It is pure, and holds no opinion: what one side does not know the other is not told. Only agent may import it.
+package decide
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cleave-cri/cleave/agent/ephemeral"
+	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/kube"
+)
+
+// Detected says how filesystems are shared, as the engine asks; nil if a role's place is not known.
+func Detected(layout fsstats.Layout) *engine.Detected {
+	node, okNode := layout.Get(fsstats.NodeFS)
+	images, okImages := layout.Get(fsstats.ImageFS)
+	containers, okContainers := layout.Get(fsstats.ContainerFS)
+	if !okNode || !okImages || !okContainers || node.Missing || images.Missing || containers.Missing {
+		return nil
+	}
+	n, i, c := node.Filesystem.Device, images.Filesystem.Device, containers.Filesystem.Device
+	return &engine.Detected{ImageApart: i != n, ContainerApart: c != i, ContainerOffNode: c != n}
+}
+
+// Filesystem is a filesystem's own figures.
+func Filesystem(f fsstats.Filesystem) *engine.FSStats {
+	out := &engine.FSStats{Time: f.MeasuredAt, AvailableBytes: &f.AvailableBytes, CapacityBytes: &f.CapacityBytes, UsedBytes: &f.UsedBytes}
+	if f.InodesTotal != nil && f.InodesFree != nil {
+		used := *f.InodesTotal - min(*f.InodesFree, *f.InodesTotal)
+		out.Inodes, out.InodesFree, out.InodesUsed = f.InodesTotal, f.InodesFree, &used
+	}
+	return out
+}
+
+// Thresholds are the kubelet's, with those of containerfs that it derives.
+func Thresholds(s kubelet.Settings, layout engine.Layout) ([]engine.Threshold, error) {
+	list, err := engine.Parse(engine.Settings{
+		Hard: s.EvictionHard.Values(), Soft: s.EvictionSoft.Values(), SoftGrace: s.EvictionSoftGracePeriod.Values(),
+		MinReclaim: s.EvictionMinimumReclaim.Values(), EnforcePods: slices.Contains(s.EnforceNodeAllocatable.Value, "pods"),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the kubelet's thresholds: %w", err)
+	}
+	list, _ = engine.WithContainerFS(list, layout)
+	return list, nil
+}
+
+// Config is how to decide beside a kubelet with these settings and thresholds of ours.
+func Config(s kubelet.Settings, ours []engine.Threshold) engine.Config {
+	return engine.Config{
+		Thresholds: ours, TransitionPeriod: s.EvictionPressureTransition.Value, MaxPodGraceSeconds: int64(s.EvictionMaxPodGraceSeconds.Value),
+		Options: engine.Cleave(),
+	}
+}
+
+// Images is the kubelet's policy for images, with cleave's improvements.
+func Images(s kubelet.Settings) garbage.ImagePolicy {
+	return garbage.ImagePolicy{
+		HighPercent: int(s.ImageGCHighPercent.Value), LowPercent: int(s.ImageGCLowPercent.Value),
+		MinAge: s.ImageMinimumGCAge.Value, MaxAge: s.ImageMaximumGCAge.Value, Options: garbage.Cleave(),
+	}
+}
+
+// Containers is the kubelet's policy for dead containers, with cleave's improvement.
+func Containers(s kubelet.Settings) garbage.ContainerPolicy {
+	return garbage.ContainerPolicy{
+		MinAge: s.MinimumContainerTTL.Value, PerContainer: int(s.MaxDeadPerContainer.Value), Total: int(s.MaxDeadContainers.Value), NoneUnderPressure: true,
+	}
+}
+
+// Pods are the active ones among those that are known (SYN-4), if they are known from not longer ago than maxAge. left says why others
+// are left out, for people.
+func Pods(view kube.View, now time.Time, maxAge time.Duration) (pods []engine.Pod, left []string) {
+	for _, known := range view.All() {
+		p := known.Pod
+		switch {
+		case p.Phase == "Succeeded" || p.Phase == "Failed":
+		case p.UID == "":
+			left = append(left, fmt.Sprintf("%s: its UID is not known", p))
+		case known.Age(now) > maxAge:
+			left = append(left, fmt.Sprintf("%s: known from %s ago", p, known.Age(now).Round(time.Second)))
+		case len(p.Faults) > 0:
+			left = append(left, fmt.Sprintf("%s: %s", p, strings.Join(p.Faults, ", ")))
+		default:
+			pods = append(pods, Pod(p, view.StaticName(p.Namespace, p.Name)))
+		}
+	}
+	return pods, left
+}
+
+// Pod is a pod as the engine has it. static says that a file makes a pod of that name.
+func Pod(p *kube.Pod, static bool) engine.Pod {
+	out := engine.Pod{
+		UID: p.UID, Namespace: p.Namespace, Name: p.Name, Owner: p.Owner, Priority: p.Priority, Static: p.Static || static, Mirror: p.Mirror,
+		GraceSeconds: p.GraceSeconds, Overhead: engine.Amounts(p.Overhead), PodLevel: p.PodLevel, PodLevelMemory: p.PodLevelMemory,
+		Containers: containers(p.Containers), InitContainers: containers(p.InitContainers),
+	}
+	for _, v := range p.Volumes {
+		out.Volumes = append(out.Volumes, engine.Volume{Name: v.Name, Kind: engine.VolumeKind(v.Kind), SizeLimit: v.SizeLimit})
+	}
+	return out
+}
+
+func containers(list []kube.Container) []engine.Container {
+	var out []engine.Container
+	for _, c := range list {
+		out = append(out, engine.Container{Name: c.Name, Sidecar: c.Sidecar, Requests: engine.Amounts(c.Requests), Limits: engine.Amounts(c.Limits)})
+	}
+	return out
+}
+
+// Fates say what is to become of what pods left behind. Where not all pods are known, nothing is known to be gone.
+func Fates(view kube.View, complete bool) garbage.Pods {
+	fates := garbage.Pods{Fate: map[string]garbage.PodFate{}, SourcesReady: complete, Synced: complete}
+	for _, known := range view.All() {
+		fate := garbage.Alive
+		if known.Pod.Phase == "Succeeded" || known.Pod.Phase == "Failed" {
+			fate = garbage.Ended
+		}
+		fates.Fate[known.Pod.UID] = fate
+	}
+	return fates
+}
+
+// PodStats is what a pod uses, as the kubelet looks at it: running containers alone (ACC-3).
+func PodStats(p ephemeral.Pod) engine.PodStats {
+	out := engine.PodStats{UID: p.UID}
+	for _, c := range p.Containers {
+		if c.Running {
+			out.Containers = append(out.Containers, engine.ContainerStats{Name: c.Name, RootFS: use(c.Layer), Logs: use(c.LogFiles)})
+		}
+	}
+	for _, v := range p.Volumes {
+		if u := use(v.Use); u != nil {
+			out.Volumes = append(out.Volumes, engine.VolumeStats{Name: v.Name, FSStats: *u})
+		}
+	}
+	out.EphemeralStorage = use(ephemeral.Of(p).Kubelet)
+	return out
+}
+
+func use(u *ephemeral.Use) *engine.FSStats {
+	if u == nil {
+		return nil
+	}
+	return &engine.FSStats{Time: u.At, UsedBytes: &u.Bytes, InodesUsed: &u.Inodes}
+}
+
+// Layout is how filesystems are shared for an engine that tells a third disk apart (its option ThirdDisk).
+func Layout(d engine.Detected) engine.Layout {
+	switch {
+	case !d.ContainerApart || !d.ContainerOffNode:
+		return d.Layout()
+	case d.ImageApart:
+		return engine.Separate
+	default:
+		return engine.ContainersAlone
+	}
+}
+
+// Beside derives thresholds that lie above the kubelet's. Those that don't are overlaps and left out: by them nobody may be evicted.
+func Beside(kubelet []engine.Threshold, d engine.Detected, seen engine.Observations) (ours []engine.Threshold, overlaps []engine.Overlap, missing []engine.Signal) {
+	layout := Layout(d)
+	ours, missing = engine.DefaultMargin().Above(kubelet, layout, seen)
+	overlaps = engine.Overlaps(ours, kubelet, layout, seen)
+	for _, o := range overlaps {
+		ours = slices.DeleteFunc(slices.Clone(ours), o.Ours.Same)
+	}
+	return ours, overlaps, missing
+}

@@ -1,0 +1,413 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.uber.org/zap"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/cleave-cri/cleave/agent/decide"
+	"github.com/cleave-cri/cleave/agent/flight"
+	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/agent/owners"
+	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/record"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/kube"
+	"github.com/cleave-cri/cleave/kube/evict"
+	"github.com/cleave-cri/cleave/proxy"
+	"github.com/cleave-cri/cleave/proxy/imagelock"
+	"github.com/cleave-cri/cleave/reclaim"
+	"github.com/cleave-cri/cleave/reclaim/ctdstore"
+	"github.com/cleave-cri/cleave/reclaim/seen"
+)
+
+const (
+	// kubeletEvery is how often it is looked for the kubelet and its settings.
+	kubeletEvery = 10 * time.Second
+	// saveEvery is how often it is written down which images were seen and named.
+	saveEvery = 30 * time.Second
+	// imagesEvery is how often images are looked at while their disk is not short: to know when each was used last.
+	imagesEvery = time.Minute
+	// podsMaxAge is for how long pods may be ranked and evicted by what was known of them.
+	podsMaxAge = 5 * time.Minute
+	// flightGrace is how long the end waits for the last records to be written.
+	flightGrace = 2 * time.Second
+)
+
+// decisions are what reclaims and evicts, and what that goes by besides the observer.
+type decisions struct {
+	cfg      config.Config
+	observer *observer
+	keeper   *keeper.Keeper
+	names    *imagelock.Book
+	images   *seen.Store
+	removal  *reclaim.Images
+	store    *ctdstore.Store
+	space    *signalSpace
+	log      *zap.Logger
+
+	kubelet atomic.Pointer[kubelet.Settings]
+	cluster atomic.Pointer[cluster]
+
+	mu       sync.Mutex
+	recorder *flight.Recorder // guarded by mu; nil while another process records
+}
+
+// cluster is what is known from Kubernetes and asked of it.
+type cluster struct {
+	client  *kube.Client
+	watch   *kube.Watch
+	static  *kube.Manifests
+	evictor *evict.Evictor
+}
+
+func (c *cluster) view() kube.View {
+	if c == nil {
+		return kube.View{}
+	}
+	return kube.Merge(c.watch.Pods(), c.static.Pods())
+}
+
+// openDecisions makes what reclaims and evicts, where that is configured.
+func (a *agent) openDecisions(c *proxy.Config) error {
+	if !a.cfg.Reclaim.Enabled {
+		return nil
+	}
+	remembered, err := seen.Open(a.cfg.StateDir)
+	if err != nil {
+		return fmt.Errorf("remember images: %w", err)
+	}
+	d := &decisions{cfg: a.cfg, observer: a.observer, names: imagelock.New(), images: remembered, log: a.log.Named("reclaim")}
+	if note := remembered.Note(); note != "" {
+		d.log.Warn("what was known of images is lost, so none goes early", zap.String("reason", note))
+	}
+	list, complete := remembered.Mentions()
+	mentions := make([]imagelock.Mention, 0, len(list))
+	for _, m := range list {
+		mentions = append(mentions, imagelock.Mention{Name: m.Name, At: m.At})
+	}
+	d.names.Restore(mentions, complete)
+	if c.Holds == nil {
+		c.Holds = map[string]proxy.HoldFunc{}
+	}
+	for method, hold := range d.names.Holds() {
+		c.Holds[method] = hold
+	}
+	snapshotter := "overlayfs"
+	if a.cfg.Snapshotter.Enabled() {
+		snapshotter = splitSnapshotter
+	}
+	runtime := runtimeapi.NewRuntimeServiceClient(a.upstream)
+	d.store = ctdstore.New(a.upstream, a.cfg.Runtime.Namespace, snapshotter)
+	d.space = &signalSpace{free: d.free}
+	site := reclaim.Site{Space: d.space}
+	d.removal = &reclaim.Images{Site: site, CRI: runtimeapi.NewImageServiceClient(a.upstream), Runtime: runtime, Store: d.store, Lock: d.names, Memory: remembered}
+	containers := &reclaim.Containers{Site: site, Runtime: runtime, Pods: d, LogDir: a.cfg.Filesystems.Logs}
+	logs := &reclaim.Logs{Site: site, Runtime: runtime, Pods: d, Dir: a.cfg.Filesystems.Logs}
+	parts := keeper.Parts{
+		Decider: "cleave", Look: d.look, Glance: d.glance, Config: d.config, Record: d.record,
+		Observe: a.cfg.Mode == config.ModeObserve, Log: d.log,
+		Reclaimers: map[engine.Reclaim]keeper.Reclaimer{
+			engine.DeadContainers: containerReclaimer{d, containers}, engine.UnusedImages: imageReclaimer{d}, engine.OldLogs: logReclaimer{d, logs},
+		},
+		Collectors: []keeper.Collector{&imageCollector{d: d}, containerCollector{d, containers}},
+	}
+	if a.cfg.Reclaim.Evict {
+		parts.Evictor = d
+	}
+	d.keeper = keeper.New(parts)
+	a.decisions = d
+	return nil
+}
+
+// splitSnapshotter is the name that containerd knows the split snapshotter by.
+const splitSnapshotter = "cleave"
+
+// run decides until ctx ends.
+func (d *decisions) run(ctx context.Context) error {
+	var parts sync.WaitGroup
+	parts.Go(func() { d.keeper.Run(ctx) })
+	parts.Go(func() { d.keepUp(ctx, &parts) })
+	parts.Wait()
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), flightGrace)
+	defer cancel()
+	// Calls that are being answered may still name images.
+	err := errors.Join(d.save(false), d.images.Close())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.recorder != nil {
+		err = errors.Join(err, d.recorder.Close(closing))
+	}
+	return err
+}
+
+// keepUp finds the kubelet and the API server, opens the recorder, and writes down what is remembered, now and then until ctx ends.
+func (d *decisions) keepUp(ctx context.Context, parts *sync.WaitGroup) {
+	look, save := time.NewTicker(kubeletEvery), time.NewTicker(saveEvery)
+	defer look.Stop()
+	defer save.Stop()
+	said := ""
+	for {
+		problem := ""
+		if err := errors.Join(d.findKubelet(ctx), d.connect(ctx, parts), d.openRecorder()); err != nil {
+			problem = err.Error()
+		}
+		if problem != said && problem != "" && ctx.Err() == nil {
+			d.log.Warn("not all that decisions need is there", zap.String("problem", problem))
+		}
+		said = problem
+		select {
+		case <-ctx.Done():
+			return
+		case <-look.C:
+		case <-save.C:
+			if err := d.save(false); err != nil {
+				d.log.Warn("which images were seen and named is not written down", zap.Error(err))
+			}
+		}
+	}
+}
+
+func (d *decisions) save(complete bool) error {
+	mentions := d.names.Mentions()
+	list := make([]seen.Mention, 0, len(mentions))
+	for _, m := range mentions {
+		list = append(list, seen.Mention{Name: m.Name, At: m.At})
+	}
+	return d.images.Save(list, complete)
+}
+
+// findKubelet reads what the kubelet runs with, if it is another one than before.
+func (d *decisions) findKubelet(ctx context.Context) error {
+	reader := kubelet.Reader{}
+	if old := d.kubelet.Load(); old != nil {
+		if ticks, err := reader.Started(old.PID); err == nil && ticks == old.StartTicks {
+			return nil
+		}
+	}
+	s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{d.cfg.Listen.Endpoint.Path(), crioEndpoint}})
+	if errors.Is(err, kubelet.ErrNotRunning) && d.kubelet.Load() != nil {
+		return nil // it is being restarted; what it had holds
+	}
+	if err != nil {
+		return fmt.Errorf("find the kubelet: %w", err)
+	}
+	d.kubelet.Store(&s)
+	return nil
+}
+
+// connect begins to watch this node's pods.
+func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
+	s := d.kubelet.Load()
+	if s == nil || d.cluster.Load() != nil {
+		return nil
+	}
+	kubeconfig := s.Kubeconfig.Value
+	if d.cfg.Reclaim.Kubeconfig != "" {
+		kubeconfig = d.cfg.Reclaim.Kubeconfig
+	}
+	if kubeconfig == "" {
+		return nil // a kubelet of its own: pods' needs are not known, and none is evicted
+	}
+	client, err := nodeClient(kubeconfig, *s)
+	if err != nil {
+		return err
+	}
+	c := &cluster{client: client, watch: kube.NewWatch(client), static: kube.NewManifests(s.StaticPodPath.Value, client.Node(), kubeletEvery)}
+	c.evictor = evict.New(client, evict.Options{})
+	for _, run := range []func(context.Context) error{c.watch.Run, c.static.Run} {
+		parts.Go(func() {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
+				d.log.Warn("pods are not known any more", zap.Error(err))
+			}
+		})
+	}
+	d.cluster.Store(c)
+	return nil
+}
+
+func (d *decisions) openRecorder() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.recorder != nil {
+		return nil
+	}
+	r, err := flight.Open(filepath.Join(d.cfg.StateDir, flight.FileName), flight.SizeBytes)
+	if errors.Is(err, flight.ErrLocked) {
+		return nil // the process before this one still has it
+	}
+	if err != nil {
+		return fmt.Errorf("record decisions: %w", err)
+	}
+	if note := r.Note(); note != "" {
+		d.log.Warn("earlier records are lost", zap.String("reason", note))
+	}
+	d.recorder = r
+	return nil
+}
+
+func (d *decisions) record(r record.Record, acted bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.recorder != nil {
+		d.recorder.Append(r, acted)
+	}
+}
+
+// free asks the kernel about the filesystem of a role, now.
+func (d *decisions) free(role fsstats.Role) (fsstats.Filesystem, error) {
+	place, ok := d.observer.newest.Load().layout.Get(role)
+	if !ok || place.Missing {
+		return fsstats.Filesystem{}, fmt.Errorf("where %s is is not known", role)
+	}
+	f, err := d.observer.filesystems.FilesystemOf(place.Path)
+	if err == nil && f.Device != place.Filesystem.Device {
+		err = fmt.Errorf("%s is another filesystem now", place.Path)
+	}
+	return f, err
+}
+
+// look is what the keeper decides by.
+func (d *decisions) look(context.Context) (engine.Input, error) {
+	p := d.observer.newest.Load()
+	in := engine.Input{Now: time.Now(), Layout: decide.Detected(p.layout), Summary: &engine.Summary{}}
+	if in.Layout == nil {
+		return in, errors.New("it is not known how filesystems are shared")
+	}
+	for role, to := range map[fsstats.Role]**engine.FSStats{
+		fsstats.NodeFS: &in.Summary.NodeFS, fsstats.ImageFS: &in.Summary.ImageFS, fsstats.ContainerFS: &in.Summary.ContainerFS,
+	} {
+		f, err := d.free(role)
+		if err != nil {
+			return in, err
+		}
+		*to = decide.Filesystem(f)
+	}
+	for _, pod := range p.held {
+		in.Summary.Pods = append(in.Summary.Pods, decide.PodStats(pod))
+	}
+	for signal, role := range rolesOfSignals() {
+		place, _ := p.layout.Get(role)
+		if account, ok := p.accounts[place.Filesystem.Device]; ok && account.Unmeasured == 0 {
+			in.Unattributed = append(in.Unattributed, engine.Unattributed{Signal: signal, Bytes: max(account.UnattributedBytes, 0)})
+		}
+	}
+	in.Pods, _ = decide.Pods(d.cluster.Load().view(), in.Now, podsMaxAge)
+	return in, nil
+}
+
+func rolesOfSignals() map[engine.Signal]fsstats.Role {
+	return map[engine.Signal]fsstats.Role{
+		engine.NodeFSAvailable: fsstats.NodeFS, engine.ImageFSAvailable: fsstats.ImageFS, engine.ContainerFSAvailable: fsstats.ContainerFS,
+	}
+}
+
+// roleOf is the filesystem that a signal is about.
+func roleOf(s engine.Signal) fsstats.Role {
+	switch s {
+	case engine.ImageFSAvailable, engine.ImageFSInodesFree:
+		return fsstats.ImageFS
+	case engine.ContainerFSAvailable, engine.ContainerFSInodesFree:
+		return fsstats.ContainerFS
+	default:
+		return fsstats.NodeFS
+	}
+}
+
+func (d *decisions) glance(context.Context) (engine.Observations, error) {
+	s := &engine.Summary{}
+	for role, to := range map[fsstats.Role]**engine.FSStats{fsstats.NodeFS: &s.NodeFS, fsstats.ImageFS: &s.ImageFS, fsstats.ContainerFS: &s.ContainerFS} {
+		f, err := d.free(role)
+		if err != nil {
+			return nil, err
+		}
+		*to = decide.Filesystem(f)
+	}
+	return s.Observe(), nil
+}
+
+func (d *decisions) config(in engine.Input) (keeper.Setup, error) {
+	s := d.kubelet.Load()
+	if s == nil {
+		return keeper.Setup{}, errors.New("the kubelet's thresholds are not known: no kubelet was found")
+	}
+	theirs, err := decide.Thresholds(*s, in.Layout.Layout())
+	if err != nil {
+		return keeper.Setup{}, err
+	}
+	ours, overlaps, missing := decide.Beside(theirs, *in.Layout, in.Summary.Observe())
+	return keeper.Setup{Config: decide.Config(*s, ours), Overlaps: overlaps, Missing: missing}, nil
+}
+
+// Pods implements [reclaim.PodFates].
+func (d *decisions) Pods(context.Context) (garbage.Pods, error) {
+	c := d.cluster.Load()
+	complete := c != nil && time.Since(c.watch.Pods().AsOf) < podsMaxAge
+	return decide.Fates(c.view(), complete), nil
+}
+
+// Evict implements [keeper.Evictor].
+func (d *decisions) Evict(ctx context.Context, e engine.Eviction) error {
+	c, s := d.cluster.Load(), d.kubelet.Load()
+	if c == nil || s == nil {
+		return errors.New("evict a pod: the API server is not known")
+	}
+	known, ok := c.view().Pod(e.UID, e.Namespace, e.Name)
+	if !ok {
+		return fmt.Errorf("evict %s/%s: the API server knows no pod with UID %s", e.Namespace, e.Name, e.UID)
+	}
+	outcome, err := c.evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: e.GraceSeconds <= 1, MaxGraceSeconds: s.EvictionMaxPodGraceSeconds.Value})
+	if err == nil {
+		d.log.Info("a pod was evicted and is gone", zap.String("pod", e.Namespace+"/"+e.Name), zap.Any("outcome", outcome))
+	}
+	return err
+}
+
+// bytesOf is what containers and sandboxes have on the filesystem of a signal, by id.
+func (d *decisions) bytesOf(s engine.Signal) map[string]int64 {
+	place, ok := d.observer.newest.Load().layout.Get(roleOf(s))
+	out := map[string]int64{}
+	if !ok {
+		return out
+	}
+	fs := fsOf(place.Filesystem)
+	for _, o := range d.observer.index.View().Owners {
+		if o.Kind != owners.Container && o.Kind != owners.Sandbox {
+			continue
+		}
+		if part, ok := o.Part(owners.Layer); ok && part.Figure != nil && part.FS == fs {
+			out[o.ID] = part.Figure.Bytes
+		}
+	}
+	return out
+}
+
+// signalSpace is the filesystem of the signal that a plan was made for last. Plans are made and carried out one after the other.
+type signalSpace struct {
+	free func(fsstats.Role) (fsstats.Filesystem, error)
+	role atomic.Pointer[fsstats.Role]
+}
+
+var _ reclaim.Space = (*signalSpace)(nil)
+
+func (s *signalSpace) of(signal engine.Signal) { role := roleOf(signal); s.role.Store(&role) }
+
+// AvailableBytes implements [reclaim.Space].
+func (s *signalSpace) AvailableBytes(context.Context) (int64, error) {
+	role := s.role.Load()
+	if role == nil {
+		return 0, errors.New("it is not known which filesystem is meant")
+	}
+	f, err := s.free(*role)
+	return int64(min(f.AvailableBytes, 1<<62)), err //nolint:gosec // bounded
+}

@@ -1,0 +1,197 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/cleave-cri/cleave/agent/control"
+	"github.com/cleave-cri/cleave/agent/decide"
+	"github.com/cleave-cri/cleave/agent/flight"
+	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/record"
+	"github.com/cleave-cri/cleave/reclaim"
+)
+
+const (
+	// pathPlan answers with what would be reclaimed for each signal, a [Plan].
+	pathPlan = "/v1/plan"
+	// pathCollect tidies up now, or says what it would do: a [CollectRequest], answered with a [Collected].
+	pathCollect = "/v1/collect"
+)
+
+// errNoReclaim says that this cleave does not reclaim.
+var errNoReclaim = errors.New("this cleave does not reclaim: set reclaim.enabled in its configuration and restart it")
+
+// Planned is what would be reclaimed if a signal were short.
+type Planned struct {
+	Signal engine.Signal `json:"signal"`
+	Steps  []record.Step `json:"steps,omitempty"`
+	// Problem says why it is not all that there is; empty if it is.
+	Problem string `json:"problem,omitempty"`
+}
+
+// CollectRequest asks for tidying up.
+type CollectRequest struct {
+	// DryRun only says what would be done.
+	DryRun bool `json:"dryRun,omitempty"`
+}
+
+// Collected is what was done, or would be.
+type Collected struct {
+	// DryRun says that nothing was done.
+	DryRun  bool          `json:"dryRun,omitempty"`
+	Steps   []record.Step `json:"steps,omitempty"`
+	Problem string        `json:"problem,omitempty"`
+}
+
+// plan says for each signal of bytes what would be reclaimed now.
+func (d *decisions) plan(ctx context.Context) (any, error) {
+	if d == nil {
+		return nil, errNoReclaim
+	}
+	detected := decide.Detected(d.observer.newest.Load().layout)
+	if detected == nil {
+		return nil, errors.New("it is not known how filesystems are shared")
+	}
+	out := Plan{}
+	for _, signal := range []engine.Signal{engine.NodeFSAvailable, engine.ImageFSAvailable, engine.ContainerFSAvailable} {
+		p := Planned{Signal: signal}
+		var err error
+		if p.Steps, err = d.keeper.Plan(ctx, signal, decide.Layout(*detected), garbage.Everything); err != nil {
+			p.Problem = err.Error()
+		}
+		if len(p.Steps) > 0 || p.Problem != "" {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}
+
+func (d *decisions) collect(ctx context.Context, r CollectRequest) (any, error) {
+	if d == nil {
+		return nil, errNoReclaim
+	}
+	steps, err := d.keeper.Collect(ctx, r.DryRun)
+	c := Collected{DryRun: r.DryRun, Steps: steps}
+	if err != nil {
+		c.Problem = err.Error()
+	}
+	return c, nil
+}
+
+// FetchPlan asks the cleave that is running what would be reclaimed. It returns [ErrNotRunning] if none answers on the socket.
+func FetchPlan(ctx context.Context, socket string) (plan Plan, err error) {
+	err = control.Ask(ctx, socket, http.MethodGet, pathPlan, &plan)
+	return plan, asked("ask what would be reclaimed", socket, err)
+}
+
+// Collect has the cleave that is running tidy up, or say what it would do. It returns [ErrNotRunning] if none answers on the socket.
+func Collect(ctx context.Context, socket string, r CollectRequest) (done Collected, err error) {
+	err = control.Send(ctx, socket, http.MethodPost, pathCollect, r, &done)
+	return done, asked("have it tidy up", socket, err)
+}
+
+// asked says in words why a question on a socket had no answer.
+func asked(what, socket string, err error) error {
+	if errors.Is(err, control.ErrNotRunning) {
+		err = fmt.Errorf("%w: start `cleave serve`, or name its control socket with --control", ErrNotRunning)
+	}
+	if err != nil {
+		return fmt.Errorf("%s on %s: %w", what, socket, err)
+	}
+	return nil
+}
+
+// Plan is what would be reclaimed, for each signal.
+type Plan []Planned
+
+// WriteText prints a plan for people.
+func (plan Plan) WriteText(w io.Writer, _ time.Time) error {
+	out := page.NewWriter(w)
+	if len(plan) == 0 {
+		out.Printf("Nothing would be reclaimed for any filesystem.\n")
+	}
+	for _, p := range plan {
+		out.Printf("If %s were short:\n", p.Signal)
+		if err := writeSteps(out, p.Steps); err != nil {
+			return err
+		}
+		if p.Problem != "" {
+			out.Printf("! %s\n", p.Problem)
+		}
+	}
+	return out.Err()
+}
+
+// WriteText prints for people what was tidied up, or would be.
+func (c Collected) WriteText(w io.Writer, _ time.Time) error {
+	out := page.NewWriter(w)
+	switch {
+	case len(c.Steps) == 0 && c.Problem == "":
+		out.Printf("There is nothing to tidy up by the kubelet's marks and ages.\n")
+	case c.DryRun:
+		out.Printf("Nothing was deleted; this would be:\n")
+	}
+	if err := writeSteps(out, c.Steps); err != nil {
+		return err
+	}
+	if c.Problem != "" {
+		out.Printf("! %s\n", c.Problem)
+	}
+	return out.Err()
+}
+
+func writeSteps(out *page.Writer, steps []record.Step) error {
+	for _, s := range steps {
+		if err := reclaim.Page(out, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ReclaimStatus is how what reclaims and evicts is.
+type ReclaimStatus struct {
+	keeper.Status
+	// Records counts what was written to the flight recorder, nil while another process records.
+	Records *flight.Counters `json:"records,omitempty"`
+}
+
+func (d *decisions) status() *ReclaimStatus {
+	s := &ReclaimStatus{Status: d.keeper.Status()}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.recorder != nil {
+		c := d.recorder.Counters()
+		s.Records = &c
+	}
+	return s
+}
+
+func (s *ReclaimStatus) writeText(out *page.Writer, now time.Time) {
+	switch {
+	case s.Problem != "":
+		out.Printf("! Reclaim: nothing is decided: %s\n", s.Problem)
+	case s.LookedAt == nil:
+		out.Printf("Reclaim: not looked yet.\n")
+	default:
+		what := string(s.Outcome)
+		if s.Threshold != "" {
+			what += ", " + s.Threshold
+		}
+		out.Printf("Reclaim: %s (%s ago); since the start %d things deleted, %s freed, %d pods evicted.\n", what, now.Sub(*s.LookedAt).Round(time.Second),
+			s.Counts.Deleted, page.Bytes(uint64(max(s.Counts.GainedBytes, 0))), s.Counts.Evicted) //nolint:gosec // not below zero
+		out.Printf("  begins at: %s\n", strings.Join(s.Thresholds, ", "))
+	}
+	for _, o := range s.Overlaps {
+		out.Printf("! Reclaim: nobody is evicted by a threshold that is not above the kubelet's: %s\n", o)
+	}
+}

@@ -1,0 +1,199 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cleave-cri/cleave/agent/decide"
+	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/record"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/reclaim"
+)
+
+var errNoKubelet = errors.New("the kubelet's settings are not known")
+
+// settings are the kubelet's.
+func (d *decisions) settings() (kubelet.Settings, error) {
+	s := d.kubelet.Load()
+	if s == nil {
+		return kubelet.Settings{}, errNoKubelet
+	}
+	return *s, nil
+}
+
+// containerReclaimer reclaims dead containers and sandboxes.
+type containerReclaimer struct {
+	d *decisions
+	x *reclaim.Containers
+}
+
+var _ keeper.Reclaimer = containerReclaimer{}
+
+// Plan implements [keeper.Reclaimer].
+func (r containerReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, error) {
+	s, err := r.d.settings()
+	if err != nil {
+		return record.Step{}, err
+	}
+	r.d.space.of(want.Signal)
+	choice, err := r.x.Choice(ctx, decide.Containers(s), r.d.bytesOf(want.Signal), want.Pressure)
+	if err != nil {
+		return record.Step{}, err
+	}
+	return record.Step{Kind: engine.DeadContainers, Containers: &choice, Items: choice.Items()}, nil
+}
+
+// Run implements [keeper.Reclaimer].
+func (r containerReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	return r.x.Run(ctx, step)
+}
+
+// imageReclaimer reclaims unused images.
+type imageReclaimer struct{ d *decisions }
+
+var _ keeper.Reclaimer = imageReclaimer{}
+
+// Plan implements [keeper.Reclaimer].
+func (r imageReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, error) {
+	s, err := r.d.settings()
+	if err != nil {
+		return record.Step{}, err
+	}
+	r.d.space.of(want.Signal)
+	choice, err := r.d.imageChoice(ctx, s, roleOf(want.Signal), want.NeedBytes)
+	if err != nil {
+		return record.Step{}, err
+	}
+	return record.Step{Kind: engine.UnusedImages, Images: &choice, Items: choice.Items()}, nil
+}
+
+// Run implements [keeper.Reclaimer].
+func (r imageReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	return r.d.removal.Run(ctx, step)
+}
+
+// imageChoice reads what there is to pick from: layers and blobs as far as they are on the filesystem of a role.
+func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fsstats.Role, needBytes int64) (record.ImageChoice, error) {
+	layout := d.observer.newest.Load().layout
+	on := func(other fsstats.Role) bool {
+		a, okA := layout.Get(role)
+		b, okB := layout.Get(other)
+		return okA && okB && a.Filesystem.Device == b.Filesystem.Device
+	}
+	// What is in use or may not go is not read: it takes several questions for each image.
+	first, err := d.removal.Choice(ctx, decide.Images(s), reclaim.ImageInventory{}, needBytes)
+	if err != nil {
+		return record.ImageChoice{}, err
+	}
+	ids := make([]string, 0, len(first.Known))
+	for _, image := range first.Known {
+		ids = append(ids, image.ID)
+	}
+	slices.Sort(ids)
+	inventory, err := d.store.Inventory(ctx, ids, on(fsstats.ImageFS), on(fsstats.Content))
+	if err != nil {
+		return record.ImageChoice{}, err
+	}
+	return d.removal.Choice(ctx, decide.Images(s), inventory, needBytes)
+}
+
+// logReclaimer reclaims logs of pods that are gone, and rotated logs.
+type logReclaimer struct {
+	d *decisions
+	x *reclaim.Logs
+}
+
+var _ keeper.Reclaimer = logReclaimer{}
+
+// Plan implements [keeper.Reclaimer].
+func (r logReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, error) {
+	r.d.space.of(want.Signal)
+	choice, _, err := r.x.Choice(ctx, want.NeedBytes)
+	if err != nil {
+		return record.Step{}, err
+	}
+	return record.Step{Kind: engine.OldLogs, Logs: &choice, Items: choice.Items()}, nil
+}
+
+// Run implements [keeper.Reclaimer].
+func (r logReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	return r.x.Run(ctx, step)
+}
+
+// imageCollector collects unused images while nothing is short, by the kubelet's marks and ages (IGC-9 ff.). It is for one caller at
+// a time.
+type imageCollector struct {
+	d      *decisions
+	looked time.Time
+}
+
+var _ keeper.Collector = (*imageCollector)(nil)
+
+// Name implements [keeper.Collector].
+func (*imageCollector) Name() string { return "unused images" }
+
+// Plan implements [keeper.Collector].
+func (c *imageCollector) Plan(ctx context.Context) (record.Step, error) {
+	s, err := c.d.settings()
+	if err != nil {
+		return record.Step{}, err
+	}
+	f, err := c.d.free(fsstats.ImageFS)
+	if err != nil {
+		return record.Step{}, err
+	}
+	policy := decide.Images(s)
+	need, err := policy.Need(&f.AvailableBytes, &f.CapacityBytes)
+	if err != nil {
+		return record.Step{}, err
+	}
+	now := time.Now()
+	due := now.Sub(c.looked) >= imagesEvery
+	over := policy.Runs() && need.Over
+	if !over && !due {
+		return record.Step{}, nil
+	}
+	c.looked = now
+	c.d.space.of(engine.ImageFSAvailable)
+	if over {
+		choice, err := c.d.imageChoice(ctx, s, fsstats.ImageFS, need.Bytes)
+		if err != nil {
+			return record.Step{}, err
+		}
+		return record.Step{Kind: engine.UnusedImages, Images: &choice, Items: choice.Items()}, nil
+	}
+	// It is looked at all the same, so that it is known when each was used last.
+	_, err = c.d.removal.Choice(ctx, policy, reclaim.ImageInventory{}, 0)
+	return record.Step{}, err
+}
+
+// Run implements [keeper.Collector].
+func (c *imageCollector) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	return c.d.removal.Run(ctx, step)
+}
+
+// containerCollector collects dead containers while nothing is short.
+type containerCollector struct {
+	d *decisions
+	x *reclaim.Containers
+}
+
+var _ keeper.Collector = containerCollector{}
+
+// Name implements [keeper.Collector].
+func (containerCollector) Name() string { return "dead containers" }
+
+// Plan implements [keeper.Collector].
+func (c containerCollector) Plan(ctx context.Context) (record.Step, error) {
+	return containerReclaimer(c).Plan(ctx, keeper.Want{Signal: engine.ContainerFSAvailable})
+}
+
+// Run implements [keeper.Collector].
+func (c containerCollector) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	return c.x.Run(ctx, step)
+}
