@@ -41,9 +41,10 @@ type ImageFacts struct {
 
 // ImageStore is the runtime's own store.
 type ImageStore interface {
-	// Image reads anew what the store knows of an image, by the id that the CRI
-	// knows it by.
-	Image(ctx context.Context, id string) (ImageFacts, error)
+	// Image reads anew what the store knows of an image, by all names that the CRI
+	// has for it. Some may be missing in the store: a removal that was broken off
+	// leaves an image with the rest.
+	Image(ctx context.Context, names []string) (ImageFacts, error)
 	// Ready says whether what is deleted now comes free: while a snapshotter is
 	// away, containerd forgets a layer and its files stay (CTD-63).
 	Ready(ctx context.Context) error
@@ -165,6 +166,7 @@ func byID(users []garbage.ImageUser, list []*runtimeapi.Image) []garbage.ImageUs
 	return users
 }
 
+// namesOf are all names that the CRI has for an image, its id first.
 func namesOf(image *runtimeapi.Image) []string {
 	return slices.Concat([]string{image.GetId()}, image.GetRepoTags(), image.GetRepoDigests())
 }
@@ -280,7 +282,7 @@ func (x *Images) examine(step record.Step) examine {
 		if err != nil {
 			return removal{}, err
 		}
-		facts, err := x.Store.Image(ask, known.ID)
+		facts, err := x.Store.Image(ask, namesOf(image))
 		if err != nil {
 			return removal{}, fmt.Errorf("look at it in containerd's store: %w", err)
 		}
@@ -315,7 +317,7 @@ func (x *Images) unused(ctx context.Context, id string, names []string) error {
 	if image.GetPinned() {
 		return errPinned
 	}
-	facts, err := x.Store.Image(ctx, id)
+	facts, err := x.Store.Image(ctx, namesOf(image))
 	if err != nil {
 		return fmt.Errorf("look at it in containerd's store: %w", err)
 	}

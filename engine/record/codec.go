@@ -3,12 +3,10 @@ package record
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,25 +28,61 @@ var (
 	ErrFormat = errors.New("unknown format")
 )
 
-// exponents are values that engine.Endless may be true for, in quotes or, as JSON
-// allows for amounts, without; and the key before each, if there is one. No
-// record of ours has such an amount, but a pod may be called 9e99999.
-var exponents = regexp.MustCompile(`(?:"(\w+)"\s*:\s*)?(?:"\s*([+-]?[0-9.]*[eE][+-]?[0-9]{4,}|[+-]?[0-9.]{1000,}[^"]*)\s*"|[\s:,\[]([+-]?[0-9.]+[eE][+-]?[0-9]{4,}|[+-]?[0-9.]{1000,}))`)
-
 // texts are keys of what is called something by others.
 var texts = []string{"UID", "Namespace", "Name", "Owner", "ID", "Path", "Digest", "Handler", "Subject", "Error"}
 
-// endless is an amount in a line about which the library of quantities would
-// think for minutes; nil if there is none.
+// endless is an amount in a line, in quotes or as JSON allows without, about which
+// the library of quantities would think for minutes; nil if there is none. No
+// record of ours has such an amount, but a pod may be called 9e99999, and digits
+// of an image's id may look like it.
 func endless(line []byte) []byte {
-	for _, m := range exponents.FindAllSubmatch(line, -1) {
-		amount := cmp.Or(string(m[2]), string(m[3]))
-		if engine.Endless(amount) && !slices.Contains(texts, string(m[1])) {
-			return []byte(strconv.Quote(amount))
+	var key, value []byte // the key before, and a value
+	for i := 0; i < len(line); {
+		switch c := line[i]; {
+		case c == '"':
+			end := i + 1
+			for end < len(line) && line[end] != '"' {
+				if line[end] == '\\' {
+					end++
+				}
+				end++
+			}
+			value = line[i+1 : min(end, len(line))]
+			i = end + 1
+			if rest := bytes.TrimLeft(line[min(i, len(line)):], " \t\r\n"); len(rest) > 0 && rest[0] == ':' {
+				key = value
+				continue
+			}
+			if bytes.IndexByte(value, '\\') >= 0 {
+				var text string
+				if json.Unmarshal(line[i-len(value)-2:min(i, len(line))], &text) == nil {
+					value = []byte(text)
+				}
+			}
+			if slices.Contains(texts, string(key)) {
+				continue
+			}
+		case bytes.IndexByte(numeral, c) >= 0:
+			end := i
+			for end < len(line) && bytes.IndexByte(numeral, line[end]) >= 0 {
+				end++
+			}
+			value = line[i:end]
+			i = end
+		default:
+			i++
+			continue
+		}
+		value = bytes.TrimSpace(value)
+		if len(value) > 0 && bytes.IndexByte(numeral, value[0]) >= 0 && engine.Endless(string(value)) {
+			return []byte(strconv.Quote(string(value)))
 		}
 	}
 	return nil
 }
+
+// numeral are the bytes that numbers of JSON have.
+var numeral = []byte("+-.0123456789eE")
 
 // Append appends r to b as one line. The format and the engine's version are
 // this program's, whatever r says.

@@ -158,8 +158,9 @@ func TestWhatIsRefused(t *testing.T) {
 		{"a huge amount", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":"9e999999999"}}}` + "\n", `"9e999999999" is no amount`, nil},
 		{"a huge amount with blanks", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit": " 9E+999999999 "}}}` + "\n", `"9E+999999999" is no amount`, nil},
 		{"a huge amount without quotes", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":9e999999999}}}` + "\n", `"9e999999999" is no amount`, nil},
+		{"a huge amount in disguise", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":"\u0039e999999999"}}}` + "\n", `"9e999999999" is no amount`, nil},
 		{"a huge threshold", `{"Format":1,"Engine":1,"Config":{"Thresholds":[{"Signal":"nodefs.available","Value":"1E99999999999"}]}}` + "\n", `"1E99999999999" is no amount`, nil},
-		{"an escaped huge threshold", `{"Format":1,"Engine":1,"Config":{"Thresholds":[{"Signal":"nodefs.available","Value":"1\u004599999999999"}]}}` + "\n", `not a quantity`, nil},
+		{"an escaped huge threshold", `{"Format":1,"Engine":1,"Config":{"Thresholds":[{"Signal":"nodefs.available","Value":"1\u004599999999999"}]}}` + "\n", `"1E99999999999" is no amount`, nil},
 		{"an empty line", "\n" + good, "line 1: not a record", nil},
 		{"two on a line", strings.TrimSpace(good) + good, "not a record", nil},
 		{"cut off", good + good[:len(good)-5], "line 2: the file ends within a record", ErrTruncated},
@@ -183,6 +184,42 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 	if _, err := Append(nil, Record{Decider: strings.Repeat("x", MaxBytes)}); !errors.Is(err, ErrTooLarge) {
 		t.Errorf("written all the same: %v", err)
+	}
+}
+
+// The digits of an image's id, after its colon too, are no amount.
+func TestAnImageWhoseIDHasAnExponent(t *testing.T) {
+	t.Parallel()
+	const id = "sha256:9e29325aa0000000000000000000000000000000000000000000000000000000"
+	r := Record{Decider: "cleave", Steps: []Step{{Kind: engine.UnusedImages, Images: &ImageChoice{
+		Known: garbage.Images{id: {ID: id}, "9e99999": {ID: "9e99999"}}, InUse: map[string]bool{id: true}, Kept: map[string]string{id: `named by "x:9e99999"`},
+	}, Items: []Item{{ID: "9e99999", Error: `"9e99999"`}}}}}
+	line, err := Append(nil, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewReader(bytes.NewReader(line)).Next(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A choice of containers picks sandboxes that will have none any more (CGC-9).
+func TestChoiceOfSandboxes(t *testing.T) {
+	t.Parallel()
+	c := ContainerChoice{
+		Policy:     garbage.ContainerPolicy{PerContainer: 1, Total: -1},
+		Containers: []garbage.Container{{ID: "dead", PodUID: "gone", Name: "app", SandboxID: "box", State: garbage.Exited}, {ID: "runs", PodUID: "alive", SandboxID: "other", State: garbage.Running}},
+		Sandboxes:  []garbage.Sandbox{{ID: "box", PodUID: "gone"}, {ID: "other", PodUID: "alive", Ready: true}},
+		Pods:       garbage.Pods{Fate: map[string]garbage.PodFate{"gone": garbage.Gone, "alive": garbage.Alive}, SourcesReady: true, Synced: true},
+		Bytes:      map[string]int64{"box": 7},
+	}
+	seven := int64(7)
+	if diff := cmp.Diff([]Item{{ID: "dead", Rule: "CGC-4"}, {ID: "box", Rule: "CGC-9", ExpectedBytes: &seven}}, c.Items()); diff != "" {
+		t.Errorf("picked (-want +got):\n%s", diff)
+	}
+	c.Pods.SourcesReady = false
+	if got := c.Items(); len(got) > 0 {
+		t.Errorf("while its container stays: %+v", got)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -83,11 +84,11 @@ func child(ctx context.Context, dir string) (err error) {
 		if err != nil {
 			return err
 		}
-		var ids []string
+		var images [][]string
 		for _, i := range list.GetImages() {
-			ids = append(ids, i.GetId())
+			images = append(images, slices.Concat([]string{i.GetId()}, i.GetRepoTags(), i.GetRepoDigests()))
 		}
-		inventory, err := store.Inventory(ctx, ids, true, true)
+		inventory, err := store.Inventory(ctx, images, true, true)
 		if err != nil {
 			return err
 		}

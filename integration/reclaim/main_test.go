@@ -10,6 +10,7 @@ import (
 	"math/rand"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -217,11 +218,11 @@ func (n *realNode) list(t testing.TB) []*runtimeapi.Image {
 
 func (n *realNode) inventory(t testing.TB) reclaim.ImageInventory {
 	t.Helper()
-	var ids []string
+	var images [][]string
 	for _, i := range n.list(t) {
-		ids = append(ids, i.GetId())
+		images = append(images, slices.Concat([]string{i.GetId()}, i.GetRepoTags(), i.GetRepoDigests()))
 	}
-	inventory, err := n.store.Inventory(bounded(t), ids, true, true)
+	inventory, err := n.store.Inventory(bounded(t), images, true, true)
 	if err != nil {
 		t.Fatal(err)
 	}

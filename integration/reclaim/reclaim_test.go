@@ -160,29 +160,40 @@ func TestFactsOfTheStore(t *testing.T) {
 	n := start(t, disk.Ext4, "overlayfs", 1<<30)
 	w := n.world(t)
 	id := w.Pull(t, "registry.example/facts/app:1", reclaimtest.Runs)
-	facts, err := n.store.Image(bounded(t), id)
+	facts, err := n.store.Image(bounded(t), []string{id})
 	if err != nil || facts.NotPullable != "" || facts.Pinned || len(facts.Users) > 0 || len(facts.Names) != 3 {
 		t.Errorf("a pulled image: %+v, %v", facts, err)
 	}
 	container := w.Run(t, "uid-facts", "app", id)
-	if facts, err = n.store.Image(bounded(t), id); err != nil || len(facts.Users) != 1 || !strings.Contains(facts.Users[0], container) {
+	if facts, err = n.store.Image(bounded(t), []string{id}); err != nil || len(facts.Users) != 1 || !strings.Contains(facts.Users[0], container) {
 		t.Errorf("one in use: %+v, %v", facts, err)
 	}
 	for _, i := range n.list(t) {
-		facts, err := n.store.Image(bounded(t), i.GetId())
+		facts, err := n.store.Image(bounded(t), []string{i.GetId()})
 		if pause := strings.Contains(fmt.Sprint(i.GetRepoTags()), node.PauseImage); err != nil || facts.Pinned != pause {
 			t.Errorf("%v: %+v, %v", i.GetRepoTags(), facts, err)
 		}
 	}
-	n.unlabel(t, id)
-	if facts, err = n.store.Image(bounded(t), id); err != nil || !strings.Contains(facts.NotPullable, "came from no registry") {
+	// A removal that was broken off: the id is gone, then all names but one.
+	n.forget(t, id)
+	if facts, err = n.store.Image(bounded(t), append([]string{id}, facts.Names...)); err != nil || len(facts.Names) != 2 || facts.NotPullable != "" {
+		t.Errorf("one that is half removed: %+v, %v", facts, err)
+	}
+	n.rename(t, "registry.example/facts/app:1", "local/facts:1")
+	if facts, err = n.store.Image(bounded(t), []string{"local/facts:1"}); err != nil || !strings.Contains(facts.NotPullable, "local/facts:1") {
+		t.Errorf("one with a name of no registry: %+v, %v", facts, err)
+	}
+	n.forget(t, "local/facts:1")
+	const name = "registry.example/facts/app:1" // CRI adds the id again when it likes
+	n.unlabel(t, name)
+	if facts, err = n.store.Image(bounded(t), []string{name}); err != nil || !strings.Contains(facts.NotPullable, "came from no registry") {
 		t.Errorf("one whose blobs are of no registry: %+v, %v", facts, err)
 	}
-	n.useElsewhere(t, id)
-	if facts, err = n.store.Image(bounded(t), id); err != nil || len(facts.Users) != 2 {
+	n.useElsewhere(t, name)
+	if facts, err = n.store.Image(bounded(t), []string{name}); err != nil || len(facts.Users) != 2 {
 		t.Errorf("one that another namespace uses: %+v, %v", facts, err)
 	}
-	if _, err := n.store.Image(bounded(t), "sha256:none"); err == nil {
+	if _, err := n.store.Image(bounded(t), []string{"sha256:none"}); err == nil {
 		t.Error("an image that is not there has facts")
 	}
 	if err := n.store.Ready(bounded(t)); err != nil {

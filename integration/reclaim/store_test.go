@@ -68,3 +68,26 @@ func (n *realNode) useElsewhere(t *testing.T, id string) {
 		t.Fatal(err)
 	}
 }
+
+// forget takes one name from an image, as a removal does one by one.
+func (n *realNode) forget(t *testing.T, name string) {
+	t.Helper()
+	ctx := metadata.AppendToOutgoingContext(bounded(t), "containerd-namespace", namespace)
+	if _, err := imagesapi.NewImagesClient(n.client.Conn()).Delete(ctx, &imagesapi.DeleteImageRequest{Name: name}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rename gives an image one more name.
+func (n *realNode) rename(t *testing.T, from, to string) {
+	t.Helper()
+	ctx := metadata.AppendToOutgoingContext(bounded(t), "containerd-namespace", namespace)
+	client := imagesapi.NewImagesClient(n.client.Conn())
+	own, err := client.Get(ctx, &imagesapi.GetImageRequest{Name: from})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Create(ctx, &imagesapi.CreateImageRequest{Image: &imagesapi.Image{Name: to, Target: own.GetImage().GetTarget()}}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -68,16 +67,11 @@ func in(ctx context.Context, namespace string) context.Context {
 
 // Image implements [reclaim.ImageStore]. The CRI keeps an image under its id,
 // too, as a name like its others (containerd, internal/cri/server/images).
-func (s *Store) Image(ctx context.Context, id string) (reclaim.ImageFacts, error) {
+func (s *Store) Image(ctx context.Context, names []string) (reclaim.ImageFacts, error) {
 	var facts reclaim.ImageFacts
-	client := imagesapi.NewImagesClient(s.conn)
-	own, err := client.Get(in(ctx, s.namespace), &imagesapi.GetImageRequest{Name: id})
+	target, err := s.target(in(ctx, s.namespace), names)
 	if err != nil {
-		return facts, fmt.Errorf("read image %s: %w", id, err)
-	}
-	target := own.GetImage().GetTarget().GetDigest()
-	if target == "" {
-		return facts, fmt.Errorf("read image %s: it has no target", id)
+		return facts, err
 	}
 	namespaces, err := namespacesapi.NewNamespacesClient(s.conn).List(ctx, &namespacesapi.ListNamespacesRequest{})
 	if err != nil {
@@ -88,12 +82,35 @@ func (s *Store) Image(ctx context.Context, id string) (reclaim.ImageFacts, error
 			return facts, err
 		}
 	}
-	if !slices.ContainsFunc(facts.Names, func(name string) bool { return strings.Contains(name, "@") }) {
-		facts.NotPullable = "no name of it has a digest"
-		return facts, nil
-	}
-	facts.NotPullable, err = s.notPullable(in(ctx, s.namespace), target)
+	facts.NotPullable, err = s.notPullable(in(ctx, s.namespace), target, facts.Names)
 	return facts, err
+}
+
+// target is the digest that an image's names stand for. CRI removes names one by
+// one, so a removal that was broken off leaves some of them.
+func (s *Store) target(ctx context.Context, names []string) (string, error) {
+	client := imagesapi.NewImagesClient(s.conn)
+	var target string
+	var missing error
+	for _, name := range names {
+		own, err := client.Get(ctx, &imagesapi.GetImageRequest{Name: name})
+		if status.Code(err) == codes.NotFound {
+			missing = err
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("read image %q: %w", name, err)
+		}
+		digest := own.GetImage().GetTarget().GetDigest()
+		if digest == "" || target != "" && digest != target {
+			return "", fmt.Errorf("read image %q: its target is %q, and %q by another name", name, digest, target)
+		}
+		target = digest
+	}
+	if target == "" {
+		return "", fmt.Errorf("read image %q: no name of it is there: %w", names, missing)
+	}
+	return target, nil
 }
 
 // users adds what one namespace has of the image with this target.
@@ -131,9 +148,10 @@ func (s *Store) users(ctx context.Context, namespace, target string, facts *recl
 }
 
 // notPullable says why an image can't be pulled again: a blob of it that is here
-// came from no registry. Blobs name those below them in their labels; those that
-// are not here, of other platforms or discarded, do not matter.
-func (s *Store) notPullable(ctx context.Context, target string) (why string, _ error) {
+// came from no registry, or a name of it is not of a repository that its manifest
+// came from. Blobs name those below them in their labels; those that are not here,
+// of other platforms or discarded, do not matter.
+func (s *Store) notPullable(ctx context.Context, target string, names []string) (why string, _ error) {
 	client := contentapi.NewContentClient(s.conn)
 	next, seen := []string{target}, map[string]bool{}
 	for len(next) > 0 {
@@ -152,18 +170,42 @@ func (s *Store) notPullable(ctx context.Context, target string) (why string, _ e
 		if err != nil {
 			return "", fmt.Errorf("read blob %s: %w", digest, err)
 		}
-		pulled := false
+		sources := map[string]bool{}
 		for label, value := range answer.GetInfo().GetLabels() {
-			pulled = pulled || strings.HasPrefix(label, sourceLabel) && value != ""
+			if host, ok := strings.CutPrefix(label, sourceLabel); ok && value != "" {
+				for repository := range strings.SplitSeq(value, ",") {
+					sources[host+"/"+repository] = true
+				}
+			}
 			if label == contentRef || strings.HasPrefix(label, contentRef+".") {
 				next = append(next, value)
 			}
 		}
-		if !pulled {
+		if len(sources) == 0 {
 			return "its blob " + digest + " came from no registry", nil
+		}
+		if digest != target {
+			continue
+		}
+		for _, name := range names {
+			if r := repositoryOf(name); r != "" && !sources[r] {
+				return fmt.Sprintf("it did not come from where %q says", name), nil
+			}
 		}
 	}
 	return "", nil
+}
+
+// repositoryOf is a full name without its tag and digest, empty for an id.
+func repositoryOf(name string) string {
+	slash := strings.LastIndexByte(name, '/')
+	if slash < 0 {
+		return ""
+	}
+	if i := strings.IndexAny(name[slash:], ":@"); i >= 0 {
+		return name[:slash+i]
+	}
+	return name
 }
 
 // Ready implements [reclaim.ImageStore]: the snapshotter has to answer.

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
-	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -22,21 +21,22 @@ const snapshotRef = "containerd.io/gc.ref.snapshot."
 // blockBytes is what files take in steps of, on the filesystems that there are.
 const blockBytes = 4096
 
-// Inventory reads facts and layers of images by id, one image after the other, by
-// containerd's own count: snapshots as they were measured when they were
+// Inventory reads facts and layers of images, each given by all its names and its
+// id first, one image after the other, by containerd's own count: snapshots as they were measured when they were
 // committed, blobs by their length in whole blocks. layers and blobs say which of
 // the two are on the filesystem in question. For many images snapshot/inventory
 // is the better source.
-func (s *Store) Inventory(ctx context.Context, ids []string, layers, blobs bool) (reclaim.ImageInventory, error) {
+func (s *Store) Inventory(ctx context.Context, images [][]string, layers, blobs bool) (reclaim.ImageInventory, error) {
 	out := reclaim.ImageInventory{Facts: map[string]reclaim.ImageFacts{}, Layers: map[string][]garbage.Layer{}}
 	known := &measured{snapshots: map[string]snapshot{}}
-	for _, id := range ids {
-		facts, err := s.Image(ctx, id)
+	for _, names := range images {
+		id := names[0]
+		facts, err := s.Image(ctx, names)
 		if err != nil {
 			return out, err
 		}
 		out.Facts[id] = facts
-		if out.Layers[id], err = s.layersOf(in(ctx, s.namespace), id, layers, blobs, known); err != nil {
+		if out.Layers[id], err = s.layersOf(in(ctx, s.namespace), names, layers, blobs, known); err != nil {
 			return out, err
 		}
 	}
@@ -51,15 +51,15 @@ type snapshot struct {
 	bytes  int64
 }
 
-func (s *Store) layersOf(ctx context.Context, id string, layers, blobs bool, known *measured) ([]garbage.Layer, error) {
-	own, err := imagesapi.NewImagesClient(s.conn).Get(ctx, &imagesapi.GetImageRequest{Name: id})
+func (s *Store) layersOf(ctx context.Context, names []string, layers, blobs bool, known *measured) ([]garbage.Layer, error) {
+	target, err := s.target(ctx, names)
 	if err != nil {
-		return nil, fmt.Errorf("read image %s: %w", id, err)
+		return nil, err
 	}
 	out := []garbage.Layer{}
 	content := contentapi.NewContentClient(s.conn)
 	tops := map[string]bool{}
-	next, seen := []string{own.GetImage().GetTarget().GetDigest()}, map[string]bool{}
+	next, seen := []string{target}, map[string]bool{}
 	for len(next) > 0 && len(seen) < maxBlobs {
 		digest := next[len(next)-1]
 		next = next[:len(next)-1]

@@ -215,10 +215,10 @@ func (i *image) facts() reclaim.ImageFacts {
 }
 
 // Image implements [reclaim.ImageStore].
-func (r *Runtime) Image(_ context.Context, id string) (reclaim.ImageFacts, error) {
+func (r *Runtime) Image(_ context.Context, names []string) (reclaim.ImageFacts, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if i := r.images[id]; i != nil {
+	if i := r.images[names[0]]; i != nil {
 		return i.facts(), nil
 	}
 	return reclaim.ImageFacts{}, status.Error(codes.NotFound, "no such image")
