@@ -8,9 +8,10 @@ import (
 	"sync"
 	"time"
 
-	eventsapi "github.com/containerd/containerd/api/events"
-	eventservice "github.com/containerd/containerd/api/services/events/v1"
+	storeevents "github.com/containerd/containerd/api/events"
+	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	"github.com/containerd/containerd/api/types"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -106,12 +107,12 @@ func (c *changes) tell(namespace string, event *anypb.Any) {
 		c.snapshots[at][key] = true
 	}
 	switch e := message.(type) {
-	case *eventsapi.SnapshotPrepare:
+	case *storeevents.SnapshotPrepare:
 		changed(e.GetSnapshotter(), e.GetKey())
-	case *eventsapi.SnapshotCommit:
+	case *storeevents.SnapshotCommit:
 		changed(e.GetSnapshotter(), e.GetKey())
 		changed(e.GetSnapshotter(), e.GetName())
-	case *eventsapi.SnapshotRemove:
+	case *storeevents.SnapshotRemove:
 		changed(e.GetSnapshotter(), e.GetKey())
 	}
 }
@@ -149,21 +150,21 @@ func (r *Reader) Follow(ctx context.Context) error {
 }
 
 // follow takes one stream of events in.
-func (r *Reader) follow(ctx context.Context) error {
+func (r *Reader) follow(ctx context.Context) (err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	client := eventservice.NewEventsClient(r.conn)
+	client := eventsapi.NewEventsClient(r.conn)
 	mark := markTopic + "/" + rand.Text()
-	stream, err := client.Subscribe(ctx, &eventservice.SubscribeRequest{Filters: append([]string{"topic==" + mark}, followed...)})
+	stream, err := client.Subscribe(ctx, &eventsapi.SubscribeRequest{Filters: append([]string{`topic=="` + mark + `"`}, followed...)})
 	if err != nil {
 		cancel()
 		return fmt.Errorf("subscribe to containerd's events: %w", err)
 	}
 	arrived := make(chan struct{})
-	marking := make(chan error, 1)
-	go func() { marking <- r.mark(ctx, mark, arrived) }()
+	var marking errgroup.Group
+	marking.Go(func() error { return r.mark(ctx, mark, arrived) })
 	defer func() {
 		cancel()
-		<-marking
+		err = errors.Join(err, marking.Wait())
 	}()
 	following := false
 	for {
@@ -192,7 +193,7 @@ func (r *Reader) mark(ctx context.Context, topic string, arrived <-chan struct{}
 	tick := time.NewTicker(markEvery)
 	defer tick.Stop()
 	for {
-		if _, err := eventservice.NewEventsClient(r.conn).Publish(withNamespace(ctx, markNamespace), &eventservice.PublishRequest{Topic: topic, Event: event}); err != nil {
+		if _, err := eventsapi.NewEventsClient(r.conn).Publish(withNamespace(ctx, markNamespace), &eventsapi.PublishRequest{Topic: topic, Event: event}); err != nil {
 			return fmt.Errorf("mark the beginning of containerd's events: %w", err)
 		}
 		select {

@@ -36,6 +36,9 @@ const (
 	resyncAfter = 10 * time.Minute
 	// documentReads is how many documents are read at the same time.
 	documentReads = 4
+	// maxLevels is how deep documents are followed: indexes in indexes, a
+	// manifest, a configuration.
+	maxLevels = 8
 )
 
 // Reader reads everything that a containerd holds, in all namespaces. What is
@@ -450,34 +453,33 @@ func (r *Reader) readDocuments(ctx context.Context, namespaces []inventory.Names
 		}
 	}
 	keep := map[string]inventory.Document{}
-	for len(where) > 0 {
+	for range maxLevels {
 		var mu sync.Mutex
 		next := map[wanted]string{}
 		g, ctx := errgroup.WithContext(ctx)
 		g.SetLimit(documentReads)
 		for w, namespace := range where {
-			size, there := sizes[[2]string{namespace, w.digest}]
-			if _, done := keep[w.digest]; done || !there || size > maxDocumentBytes {
+			if size, there := sizes[[2]string{namespace, w.digest}]; !there || size > maxDocumentBytes {
 				continue
 			}
-			known, ok := r.documents[w.digest]
+			document, ok := r.documents[w.digest]
 			g.Go(func() error {
 				if !ok {
 					content, there, err := r.readBlob(ctx, namespace, w.digest)
 					if err != nil || !there {
 						return err
 					}
-					if known, err = parseDocument(content, w.kind, r.platform); err != nil {
+					if document, err = parseDocument(content, w.kind, r.platform); err != nil {
 						return nil //nolint:nilerr // the image can't be resolved; containerd can't either
 					}
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				keep[w.digest] = known
-				if known.Config != "" {
-					next[wanted{known.Config, configuration}] = namespace
-				} else if len(known.Manifests) > 0 {
-					next[wanted{known.Manifests[0], manifestOrIndex}] = namespace
+				keep[w.digest] = document
+				if document.Config != "" {
+					next[wanted{document.Config, configuration}] = namespace
+				} else if len(document.Manifests) > 0 {
+					next[wanted{document.Manifests[0], manifestOrIndex}] = namespace
 				}
 				return nil
 			})

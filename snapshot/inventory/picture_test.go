@@ -354,7 +354,7 @@ func bigStore() shelf {
 	}
 	long := now.Add(-time.Hour)
 	for i := range 1000 {
-		var layers, chain []string
+		var chain []string
 		parent := ""
 		manifest, config := digest(), digest()
 		source := map[string]string{LabelSource + "registry.example": fmt.Sprintf("team/app%d", i)}
@@ -364,7 +364,7 @@ func bigStore() shelf {
 			layer, key := digest(), digest()
 			ns.Blobs = append(ns.Blobs, Blob{Digest: layer, SizeBytes: 1 << 20, Labels: source, CreatedAt: long})
 			ns.Snapshots = append(ns.Snapshots, Snapshot{Snapshotter: "split", Key: key, Parent: parent, CreatedAt: long})
-			parent, layers, chain = key, append(layers, layer), append(chain, key)
+			parent, chain = key, append(chain, key)
 			manifestLabels[fmt.Sprintf("containerd.io/gc.ref.content.l.%d", l)] = layer
 			descriptors = append(descriptors, Descriptor{layer, 1 << 20})
 		}
