@@ -3,8 +3,11 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/decide"
 	"github.com/cleave-cri/cleave/agent/keeper"
@@ -85,17 +88,17 @@ func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fs
 		b, okB := layout.Get(other)
 		return okA && okB && a.Filesystem.Device == b.Filesystem.Device
 	}
-	// What is in use or may not go is not read: it takes several questions for each image.
-	first, err := d.removal.Choice(ctx, decide.Images(s), reclaim.ImageInventory{}, needBytes)
+	listing, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	answer, err := d.removal.CRI.ListImages(listing, &runtimeapi.ListImagesRequest{})
 	if err != nil {
-		return record.ImageChoice{}, err
+		return record.ImageChoice{}, fmt.Errorf("list images: %w", err)
 	}
-	ids := make([]string, 0, len(first.Known))
-	for _, image := range first.Known {
-		ids = append(ids, image.ID)
+	names := make([][]string, 0, len(answer.GetImages()))
+	for _, image := range answer.GetImages() {
+		names = append(names, slices.Concat([]string{image.GetId()}, image.GetRepoTags(), image.GetRepoDigests()))
 	}
-	slices.Sort(ids)
-	inventory, err := d.store.Inventory(ctx, ids, on(fsstats.ImageFS), on(fsstats.Content))
+	inventory, err := d.store.Inventory(ctx, names, on(fsstats.ImageFS), on(fsstats.Content))
 	if err != nil {
 		return record.ImageChoice{}, err
 	}
