@@ -23,6 +23,7 @@ writable layers and logs really are, and what they really take.`,
 		DisableAutoGenTag: true,
 	}
 	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(), handoverCommand(),
+		installCommand(), uninstallCommand(), bypassCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
 		imagesCommand(), orphansCommand(), allocatableCommand(), planCommand(), gcCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
@@ -93,4 +94,15 @@ func (s *settings) override(cfg *config.Config) {
 		}
 	}
 	cfg.Settle()
+}
+
+// loadPassingFaults is load, but a file that is wrong counts as none: for the way
+// out when something is wrong.
+func (s *settings) loadPassingFaults() (config.Config, error) {
+	cfg, err := s.load()
+	var faults config.Faults
+	if errors.As(err, &faults) {
+		return config.Default(), nil
+	}
+	return cfg, err
 }
