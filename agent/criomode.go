@@ -45,6 +45,7 @@ type crioMode struct {
 	roots    *rootbind.Roots
 	store    *snapshot.Store
 	kept     *diskstats.Kept
+	events   *nodeEvents
 	log      *zap.Logger
 }
 
@@ -61,9 +62,11 @@ func (a *agent) openCRIO() (*crioMode, error) {
 	}
 	store := snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace)
 	registry := containers.New(runtimeapi.NewRuntimeServiceClient(a.upstream), containerRoots{store, roots})
+	events := newNodeEvents(a.cfg.Listen.Endpoint.Path(), a.log.Named("events"))
 	m := &crioMode{
-		roots: roots, store: store, log: a.log.Named("crio"),
+		events: events, roots: roots, store: store, log: a.log.Named("crio"),
 		keeper: crio.NewKeeper(filepath.Join(runtimeDir, "kubelet-told.json"), crio.Sources{
+			Tell:     events.tell,
 			Kubelet:  a.kubeletOf,
 			Running:  runningKubelets(a.cfg.Listen.Endpoint.Path()),
 			Disks:    a.observer.disks,
@@ -87,6 +90,7 @@ func (m *crioMode) run(ctx context.Context) error {
 	parts.Go(func() error { return m.plugin.Run(ctx) })
 	parts.Go(func() error { m.keeper.Watch(ctx); return nil })
 	parts.Go(func() error { m.tidyRoots(ctx); return nil })
+	parts.Go(func() error { m.events.run(ctx); return nil })
 	return parts.Wait()
 }
 

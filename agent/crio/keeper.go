@@ -34,6 +34,8 @@ type Sources struct {
 	// Summary reads what the kubelet with this process ID reports of the runtime's disks. An error that is ErrNotAllowed says that
 	// it can't be known.
 	Summary func(ctx context.Context, pid int32) (Figures, error)
+	// Tell takes the problems each time that they are others than before; nil tells nobody. It does not block.
+	Tell func(problems []string)
 	// Capacity is that of a device, in bytes; false while it is not known. It does not block.
 	Capacity func(device string) (uint64, bool)
 }
@@ -290,6 +292,9 @@ func (k *Keeper) look(ctx context.Context, now time.Time) {
 		}
 		if len(problems) == 0 {
 			k.log.Info("the kubelet sees the disks as they are")
+		}
+		if k.sources.Tell != nil {
+			k.sources.Tell(slices.Clone(problems))
 		}
 	}
 	k.problems = problems

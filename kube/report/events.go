@@ -26,6 +26,8 @@ type Reason string
 
 // The reasons. Those of the kubelet's have other names, so that nobody takes ours for its own (EVT-n).
 const (
+	// DisksUnseen: the kubelet does not see the disks as they are. On the node.
+	DisksUnseen Reason = "DisksUnseen"
 	// ThresholdMet: a filesystem is short of bytes or inodes. On the node.
 	ThresholdMet Reason = "DiskThresholdMet"
 	// Evicting: a pod is told to go. On the pod.
