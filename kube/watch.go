@@ -164,7 +164,7 @@ func (s *watchStore) Replace(list []any, _ string) error {
 // Resync implements [cache.ReflectorStore].
 func (s *watchStore) Resync() error { return nil }
 
-func (w *wirePod) key() string { return w.Metadata.Namespace + "/" + w.Metadata.Name }
+func (p *wirePod) key() string { return p.Metadata.Namespace + "/" + p.Metadata.Name }
 
 func (s *watchStore) putLocked(obj any) error {
 	w, ok := obj.(*wirePod)

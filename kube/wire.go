@@ -175,7 +175,7 @@ func (p *wirePod) GetObjectMeta() metav1.Object {
 }
 
 // DeepCopyObject implements [apiruntime.Object]. Nobody changes one, so that a copy may share.
-func (w *wirePod) DeepCopyObject() apiruntime.Object { out := *w; return &out }
+func (p *wirePod) DeepCopyObject() apiruntime.Object { out := *p; return &out }
 
 // DeepCopyObject implements [apiruntime.Object].
 func (l *wirePodList) DeepCopyObject() apiruntime.Object {
