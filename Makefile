@@ -34,6 +34,23 @@ build: ## Build bin/cleave
 	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o bin/cleave ./cmd/cleave
 	@echo "built bin/cleave $(VERSION)"
 
+# A version as deb and rpm take one: from a tag, or 0.0.0 with the commit.
+PACKAGE_VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/; s/-/~/' | grep . || echo "0.0.0~$$(git rev-parse --short HEAD 2>/dev/null || echo unknown)")
+
+.PHONY: packages
+packages: ## deb and rpm for linux/amd64 and arm64, in dist/packages
+	@nfpm="$$($(TOOLCHAIN) get nfpm)"; \
+	rm -rf dist/packages; mkdir -p dist/packages/pages; \
+	go run -tags pages ./cmd/cleave pages dist/packages/pages; \
+	gzip -9n dist/packages/pages/man/*.8; \
+	for arch in amd64 arm64; do \
+	  CGO_ENABLED=0 GOOS=linux GOARCH=$$arch go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o dist/packages/$$arch/cleave ./cmd/cleave; \
+	  for kind in deb rpm; do \
+	    ARCH=$$arch VERSION="$(PACKAGE_VERSION)" "$$nfpm" package --config packaging/nfpm.yaml --packager $$kind --target dist/packages/ >/dev/null; \
+	  done; \
+	done
+	@ls -l dist/packages/*.deb dist/packages/*.rpm
+
 .PHONY: demo
 demo: ## A node with two disks, in one command; KEEP=1 leaves it running, DOWN=1 takes that down
 ifneq ($(filter-out 0 no false,$(DOWN)),)

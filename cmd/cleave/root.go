@@ -27,6 +27,7 @@ writable layers and logs really are, and what they really take.`,
 		snapshotterCommand(), containerdConfigCommand(),
 		imagesCommand(), orphansCommand(), allocatableCommand(), planCommand(), gcCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
+	cmd.AddCommand(moreCommands()...)
 	return cmd
 }
 

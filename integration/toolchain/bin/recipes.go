@@ -110,6 +110,13 @@ func recipes() []group {
 			},
 		},
 		{
+			name:   "nfpm",
+			module: "github.com/goreleaser/nfpm/v2",
+			binaries: []binary{
+				{name: "nfpm", pkg: "github.com/goreleaser/nfpm/v2/cmd/nfpm", cold: 2 * time.Minute},
+			},
+		},
+		{
 			name:   "gotestsum",
 			module: "gotest.tools/gotestsum",
 			binaries: []binary{
