@@ -167,7 +167,7 @@ test-guest: deps ## Nodes in a Linux of their own: systemd, cgroup v2, cleave an
 	@$(TOOLCHAIN) get $(PEERS) etcd kube-apiserver kubelet >/dev/null
 	@echo "test-guest: boots guests in qemu, each some 15 seconds; their root is made and cached the first time, half a minute"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 150m -count=1 -skip '^Test(Quota|QuotaNode|CRIO)$$' ./integration/guest
+	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 150m -count=1 -skip '^Test(Quota|QuotaNode|CRIO|Systemd)$$' ./integration/guest
 
 .PHONY: test-guest-crio
 test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, eviction by the real kubelet (root; qemu; 8 minutes)
@@ -177,6 +177,14 @@ test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, evictio
 	@echo "test-guest-crio: boots one guest in qemu; the kubelet in it measures containers once a minute, and programs are some nine times slower"
 	@mkdir -p $(RESULTS)
 	@CLEAVE_GUEST=1 $(call gotestsum,guest-crio,standard-verbose) -timeout 75m -count=1 -run '^TestCRIO$$' ./integration/guest
+
+.PHONY: test-systemd-vm
+test-systemd-vm: deps ## cleave's units under a real systemd: install, reload, watchdog, crash loop, uninstall (root; qemu; 6 minutes)
+	@$(TOOLCHAIN) deps guest
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@echo "test-systemd-vm: boots a guest in qemu; its root is made and cached the first time, half a minute"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_GUEST=1 $(call gotestsum,systemd-vm,standard-verbose) -timeout 60m -count=1 -run '^TestSystemd$$' ./integration/guest
 
 .PHONY: test-quota-vm
 test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in guests whose kernel has them, with containerd too (root; qemu; 8 minutes)

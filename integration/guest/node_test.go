@@ -27,6 +27,13 @@ func TestKubelet(t *testing.T) {
 	course(t, run, system, "TestKubelet", withKubernetes(t, "CLEAVE_INSIDE_KUBERNETES"))
 }
 
+// TestSystemd runs the one of cleave's units: install and uninstall, a broken configuration, a cleave that hangs, one that can't
+// be started.
+func TestSystemd(t *testing.T) {
+	run, system := lab(t)
+	course(t, run, system, "TestSystemd", guestnode.Options{})
+}
+
 // TestCRIO runs the one in mode crio: the kubelet takes cleave for CRI-O, sees both disks, and evicts by them.
 func TestCRIO(t *testing.T) {
 	run, system := lab(t)

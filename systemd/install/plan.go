@@ -207,10 +207,24 @@ func (p *planner) units(w Wish) error {
 		return nil
 	}
 	// Going back, systemd reads its units when all are as they were.
-	p.add(transaction.Step{Title: "let systemd forget cleave's units", Undo: do(VerbDaemonReload)})
+	read := append(do(VerbDaemonReload), takeUp(w.States)...)
+	p.add(transaction.Step{Title: "let systemd read its units as they were", Undo: read})
 	p.plan.Steps = append(p.plan.Steps, steps...)
-	p.add(transaction.Step{Title: "let systemd read its units", Do: do(VerbDaemonReload)})
+	p.add(transaction.Step{Title: "let systemd read its units", Do: read})
 	return nil
+}
+
+// takeUp has a cleave that runs already work by what its files say now. Its
+// socket can be made anew only while it does not run.
+func takeUp(states map[string]UnitState) []transaction.Action {
+	if !states[systemd.Service].Active {
+		return nil
+	}
+	out := do(VerbStop, systemd.Service)
+	if states[systemd.Socket].Active {
+		out = append(out, do(VerbRestart, systemd.Socket)...)
+	}
+	return append(out, do(VerbStart, systemd.Service)...)
 }
 
 func newFile(path string, content []byte, purpose string) transaction.Edit {
@@ -272,7 +286,7 @@ func (p *planner) snapshotter(w Wish) error {
 		return err
 	}
 	restart := append(do(VerbRestart, w.ContainerdUnit), check(CheckRuntime, w.Runtime)...)
-	p.add(transaction.Step{Title: "have containerd forget the split snapshotter", Undo: restart})
+	p.add(transaction.Step{Title: "have containerd do without the split snapshotter", Undo: restart})
 	p.add(*s)
 	p.add(transaction.Step{Title: "have containerd use the split snapshotter", Do: restart})
 	return nil

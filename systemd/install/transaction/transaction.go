@@ -284,7 +284,9 @@ func (t *Transaction) Run(ctx context.Context, p Performer, keepAs string) error
 		if t.states[i] == done {
 			continue
 		}
-		t.tell(s.Title)
+		if s.Edit != nil || len(s.Do) > 0 {
+			t.tell(s.Title)
+		}
 		err := ctx.Err()
 		if err == nil {
 			err = t.mark(i, begun)
