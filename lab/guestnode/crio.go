@@ -12,6 +12,7 @@ import (
 
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/lab/guest"
+	"github.com/cleave-cri/cleave/systemd"
 )
 
 //go:embed crio
@@ -60,6 +61,13 @@ func AddCRIO(o *Options, plugins string, settings map[string]any) error {
 			return err
 		}
 		add(o.Files, at, content)
+	}
+	dropIns, err := systemd.DropIns(systemd.Setting{Listen: CRIOSocket, HostMounts: true})
+	if err != nil {
+		return err
+	}
+	for _, f := range dropIns {
+		o.Files["/etc/systemd/system/"+f.Name] = guest.File{Content: f.Content}
 	}
 	for _, name := range []string{"bridge", "host-local", "loopback"} {
 		o.Files["/opt/cni/bin/"+name] = guest.File{Path: filepath.Join(plugins, name)}

@@ -25,6 +25,7 @@ import (
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/guest"
 	"github.com/cleave-cri/cleave/lab/image"
+	"github.com/cleave-cri/cleave/systemd"
 )
 
 // Images that every node has.
@@ -167,7 +168,15 @@ func cleaveConfig(change func(*config.Config)) ([]byte, error) {
 	return cfg.YAML()
 }
 
+// addUnits adds cleave's own units, as they are in packages, for the program's place in a guest, and containerd's.
 func addUnits(root func(string, guest.File)) error {
+	own, err := systemd.Units("/usr/local/bin/cleave")
+	if err != nil {
+		return err
+	}
+	for _, f := range own {
+		root("etc/systemd/system/"+f.Name, guest.File{Content: f.Content})
+	}
 	return fs.WalkDir(units, "units", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
