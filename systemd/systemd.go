@@ -112,6 +112,7 @@ ProtectKernelLogs=no
 ProtectControlGroups=no
 ProtectClock=no
 ProtectHostname=no
+ReadWritePaths=
 CapabilityBoundingSet=CAP_SYS_ADMIN
 SystemCallFilter=@mount
 `
