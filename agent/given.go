@@ -86,9 +86,15 @@ func (b *givenBook) run(ctx context.Context, newest func() *survey) {
 func (b *givenBook) round(ctx context.Context, s *survey) {
 	there := map[layerID]bool{}
 	asked := false
+	var figures []index.Put
+	put := time.Now()
 	theirs := b.theirs(ctx)
 	for i := range s.layers {
 		l := &s.layers[i]
+		if time.Since(put) >= publishPeriod { // who is slow holds up no other's figure
+			b.index.PutAll(figures)
+			figures, put = nil, time.Now()
+		}
 		if !l.given || l.layer.Class == snapshot.View {
 			continue
 		}
@@ -117,8 +123,9 @@ func (b *givenBook) round(ctx context.Context, s *survey) {
 		if l.filesystem != nil {
 			fs = fsOf(*l.filesystem)
 		}
-		b.index.Put(l.key, fs, figure)
+		figures = append(figures, index.Put{Key: l.key, FS: fs, Figure: figure})
 	}
+	b.index.PutAll(figures)
 	for id := range b.figures {
 		if !there[id] {
 			delete(b.figures, id)

@@ -157,13 +157,15 @@ func (o *observer) searchOpen(ctx context.Context) {
 	for fs, f := range o.known(s) {
 		byDevice[f.Device] = fs
 	}
+	var figures []index.Put
 	for place, sum := range report.Sums {
 		key := index.Key{Kind: owners.Container, ID: place.Holder, Part: owners.OpenDeletedOn(place.Device.String())}
-		o.index.Put(key, byDevice[place.Device], index.Figure{
+		figures = append(figures, index.Put{Key: key, FS: byDevice[place.Device], Figure: index.Figure{
 			Bytes: sum.Bytes, Inodes: sum.Files, Started: report.Started, Finished: report.Finished,
 			How: "open files", Partial: report.Partial,
-		})
+		}})
 	}
+	o.index.PutAll(figures)
 	o.publish()
 	o.open.gaps = o.newest.Load().gaps()
 }

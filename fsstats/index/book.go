@@ -758,13 +758,14 @@ func (b *book) charge(r result, now time.Time) {
 	b.rest[r.job.why] = now.Add(rest(percent))
 }
 
-// give takes a figure that somebody else measured.
-func (b *book) give(key Key, fs FS, f Figure) {
+// give takes a figure that somebody else measured, and says whether it is news.
+func (b *book) give(key Key, fs FS, f Figure) bool {
 	p := b.parts[key]
-	if p == nil || p.path != "" {
-		return
+	if p == nil || p.path != "" || p.figure != nil && *p.figure == f && p.fs == fs && p.problem == "" {
+		return false
 	}
 	p.fs, p.figure, p.problem = fs, &f, ""
+	return true
 }
 
 // measuring tells what is being measured, for people.

@@ -410,14 +410,28 @@ func (x *Index) SetOwners(owners []Owner) error {
 
 // Put gives the figure of a part without a path. fs is where it lies. Nobody with
 // that name is no error: it went away meanwhile.
-func (x *Index) Put(key Key, fs FS, f Figure) {
-	if f.How == "" {
-		f.How = Given
-	}
+func (x *Index) Put(key Key, fs FS, f Figure) { x.PutAll([]Put{{key, fs, f}}) }
+
+// Put is a figure that somebody else has measured, for [Index.PutAll].
+type Put struct {
+	Key    Key
+	FS     FS
+	Figure Figure
+}
+
+// PutAll is Put for many. They come in one View, which costs as much as one for a
+// single figure, and no new one is made of figures that are known already.
+func (x *Index) PutAll(all []Put) {
+	changed := false
 	x.mu.Lock()
-	x.book.give(key, fs, f)
+	for _, p := range all {
+		p.Figure.How = cmp.Or(p.Figure.How, Given)
+		changed = x.book.give(p.Key, p.FS, p.Figure) || changed
+	}
 	x.mu.Unlock()
-	x.publish()
+	if changed {
+		x.publish()
+	}
 }
 
 // Moved says that the mount table has changed: each part may be on another

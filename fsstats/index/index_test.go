@@ -874,6 +874,48 @@ func TestGivenFigures(t *testing.T) {
 	})
 }
 
+// TestManyGivenFiguresAreOneView: giving a thousand figures makes one View, and none
+// where all of them are known.
+func TestManyGivenFiguresAreOneView(t *testing.T) {
+	views := 0
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		owners, opt := w.add("8:1", 1, 1), w.options()
+		opt.Period, opt.MaxAge = time.Hour, 24*time.Hour // nothing else happens
+		opt.Known = func(FS) []Known { views++; return nil }
+		for i := range 1000 {
+			owners = append(owners, Owner{Kind: "image", ID: fmt.Sprint(i), Parts: []Part{{Name: "layer"}}})
+		}
+		return owners, opt
+	}, func(t *testing.T, _ *world, x *Index) {
+		var all []Put
+		for i := range 1000 {
+			all = append(all, Put{Key{"image", fmt.Sprint(i), "layer"}, "8:1", Figure{Bytes: int64(i), Finished: time.Now()}})
+		}
+		for _, tc := range []struct {
+			name   string
+			change func()
+			want   int
+		}{
+			{"all are new", func() {}, 1},
+			{"all are known", func() {}, 0},
+			{"one has grown", func() { all[7].Figure.Bytes++ }, 1},
+			{"one is elsewhere", func() { all[7].FS = "8:2" }, 1},
+			{"one is younger", func() { all[7].Figure.Finished = time.Now().Add(time.Second) }, 1},
+			{"one has gone", func() { all[7].Key.ID = "gone" }, 0},
+		} {
+			tc.change()
+			views = 0
+			x.PutAll(all)
+			if views != tc.want {
+				t.Errorf("%s: %d views, want %d", tc.name, views, tc.want)
+			}
+		}
+		if o, _ := x.View().Owner("image", "8"); len(o.Parts) != 1 || o.Parts[0].Figure == nil || o.Parts[0].Figure.Bytes != 8 || o.Parts[0].Figure.How != Given {
+			t.Errorf("layer 8 = %+v", o)
+		}
+	})
+}
+
 func TestOwnersThatCantBe(t *testing.T) {
 	t.Parallel()
 	w := newWorld()
