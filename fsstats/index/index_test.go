@@ -2,6 +2,7 @@ package index
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -1071,6 +1072,52 @@ func TestStateFilesThatCantBeUsed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestTheClockWasSetBack: figures of a state file that are younger than now would
+// not be measured again for as long as the clock was set back by.
+func TestTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld()
+		owners, opt := w.add("8:1", 1, 100), w.options()
+		opt.StateFile = filepath.Join(dir, "usage.json")
+		later := time.Now().Add(8 * time.Hour)
+		s := state{
+			Version: stateVersion, SavedAt: later,
+			Spaces: []keptSpace{{Space: Space{FS: "8:1", UsedBytes: 1, At: later}, Changed: later}},
+			Parts: []keptPart{{
+				Key: Key{"container", "c000", "writable"}, Path: "/c000", FS: "8:1", Interval: time.Second,
+				Figure: Figure{Bytes: 1, Inodes: 1, Started: later, Finished: later, How: Walked},
+			}},
+		}
+		content, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(opt.StateFile, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		x, err := New(opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := x.View().Problem; !strings.Contains(got, "set back") || !strings.Contains(got, "starts fresh") {
+			t.Errorf("problem %q, want that the clock was set back", got)
+		}
+		if err := x.SetOwners(owners); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := x.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if p := partOf(t, x, "c000"); p.Figure == nil || p.Figure.Bytes != w.bytes("c000") || p.Figure.Finished.After(time.Now()) {
+			t.Errorf("part = %+v, want %d bytes of now", p, w.bytes("c000"))
+		}
+	})
 }
 
 // TestStateFileThatCantBeWritten: that is told until it can, and nothing else is

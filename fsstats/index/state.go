@@ -59,15 +59,32 @@ func load(path string) (map[Key]keptPart, map[FS]keptSpace, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the usage index's state in %s, which starts fresh now: %w", path, err)
 	}
+	now := time.Now()
+	if s.SavedAt.After(now) {
+		return nil, nil, fmt.Errorf("read the usage index's state in %s, which starts fresh now: it is of %s, and the clock was set back since",
+			path, s.SavedAt.UTC().Format("2006-01-02 15:04:05Z"))
+	}
 	kept := make(map[Key]keptPart, len(s.Parts))
 	for _, p := range s.Parts {
+		f := &p.Figure
+		f.Started, f.Finished, f.Proven = monotonic(f.Started, now), monotonic(f.Finished, now), monotonic(f.Proven, now)
 		kept[p.Key] = p
 	}
 	spaces := make(map[FS]keptSpace, len(s.Spaces))
 	for _, space := range s.Spaces {
+		space.Changed = monotonic(space.Changed, now)
 		spaces[space.Space.FS] = space
 	}
 	return kept, spaces, nil
+}
+
+// monotonic is the same time as one of this process, whose age the clock does not
+// change when it is set (package time, monotonic clocks).
+func monotonic(t, now time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return now.Add(t.Sub(now))
 }
 
 func readBounded(path string) (content []byte, err error) {
