@@ -104,7 +104,7 @@ func (b *givenBook) round(ctx context.Context, s *survey) {
 			return
 		}
 		figure, known := b.figures[id]
-		if own, ok := theirs[l.layer.Key]; ok && l.theirs && own.Started.After(figure.Started) {
+		if own, ok := theirs[l.layer.Key]; ok && l.theirs && !isOfTheFuture(own) && (own.Started.After(figure.Started) || isOfTheFuture(figure)) {
 			figure, known, asked = own, true, true
 			b.figures[id] = own
 		}
@@ -183,9 +183,16 @@ func (b *givenBook) theirs(ctx context.Context) map[string]index.Figure {
 	return figures
 }
 
+// isOfTheFuture says that the clock was set back since another process gave a figure.
+// Until it is there again any later figure would seem older.
+func isOfTheFuture(f index.Figure) bool { return time.Until(f.Finished) > 0 }
+
 // due says whether a figure has to be asked for again.
 func (b *givenBook) due(l *surveyed, f index.Figure) bool {
 	age := time.Since(f.Finished)
+	if isOfTheFuture(f) {
+		return true
+	}
 	if l.layer.Class == snapshot.Image || age < b.period { // a committed layer does not change
 		return false
 	}

@@ -68,6 +68,42 @@ func TestTheSnapshottersOwnFigures(t *testing.T) {
 	expect(7, 7)
 }
 
+// TestTheClockWasSetBackSinceAFigureWasGiven: the next one counts, though its time is an
+// earlier one.
+func TestTheClockWasSetBackSinceAFigureWasGiven(t *testing.T) {
+	t.Parallel()
+	l := surveyed{layerState: layerState{layer: snapshot.Layer{Snapshotter: "cleave", Key: "a", Class: snapshot.Container, ContainerID: "a"}}, given: true, theirs: true}
+	l.key = l.snapshot(true).Key()
+	x, err := index.New(index.Options{Space: func(string) (index.Space, error) { return index.Space{}, errors.New("not asked") }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.SetOwners([]index.Owner{{Kind: l.key.Kind, ID: l.key.ID, Parts: []index.Part{{Name: l.key.Part}}}}); err != nil {
+		t.Fatal(err)
+	}
+	at, bytes := time.Now().Add(time.Hour), int64(5) // before it was set back
+	b := newGivenBook(usageStore{7}, func(context.Context) (map[string]index.Figure, error) {
+		if bytes == 0 {
+			return nil, errors.New("it is away")
+		}
+		return map[string]index.Figure{"a": {Bytes: bytes, Started: at, Finished: at}}, nil
+	}, time.Minute, time.Minute, x, func() {})
+	expect := func(want int64) {
+		t.Helper()
+		b.round(t.Context(), &survey{layers: []surveyed{l}})
+		if p := figuresOf(x.View())[l.key]; p.Figure == nil || p.Figure.Bytes != want || p.Figure.Finished.After(time.Now()) {
+			t.Errorf("figure %+v, want %d bytes and a time that is not to come", p.Figure, want)
+		}
+	}
+	expect(7) // nobody can say how old the other one is
+	b.figures[layerID{"cleave", "a", time.Time{}}] = index.Figure{Bytes: 5, Started: at, Finished: at}
+	at, bytes = time.Now(), 6
+	expect(6)
+	b.figures[layerID{"cleave", "a", time.Time{}}] = index.Figure{Bytes: 5, Started: at.Add(time.Hour), Finished: at.Add(time.Hour)}
+	bytes = 0 // then containerd is asked
+	expect(7)
+}
+
 // usageStore is a store that has one figure for all.
 type usageStore struct{ bytes int64 }
 
