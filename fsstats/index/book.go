@@ -476,7 +476,8 @@ func (b *book) old(p *part) urgency {
 
 // next gives what is to be begun now, and how long there is nothing else to do. On
 // each filesystem one part is measured at a time for each reason, so that a large
-// tree holds up only its equals; for the refresh one on all.
+// tree holds up only its equals; for the refresh one on all, save that one which
+// takes longer than all of them may holds up its own filesystem only.
 func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 	wait = b.asked.Add(b.opt.Period).Sub(now)
 	var all []urgency
@@ -498,20 +499,21 @@ func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 		fs  FS
 		why reason
 	}
-	laneOf := func(p *part, why reason) lane {
-		if why == refresh {
-			return lane{why: refresh}
+	everywhere := lane{why: refresh}
+	laneOf := func(p *part, why reason, began time.Time) lane {
+		if why == refresh && now.Sub(began) <= b.opt.MaxAge/4 {
+			return everywhere
 		}
 		return lane{p.fs, why}
 	}
 	busy := map[lane]bool{}
 	for _, p := range b.parts {
-		for why := range p.running {
-			busy[laneOf(p, why)] = true
+		for why, began := range p.running {
+			busy[laneOf(p, why, began)] = true
 		}
 	}
 	for _, u := range all {
-		if busy[laneOf(u.part, u.why)] || u.part.isMeasured(u.why) {
+		if busy[laneOf(u.part, u.why, now)] || busy[lane{u.part.fs, u.why}] || u.part.isMeasured(u.why) {
 			continue
 		}
 		at := u.at
@@ -522,7 +524,7 @@ func (b *book) next(now time.Time) (jobs []job, wait time.Duration) {
 			wait = min(wait, at.Sub(now))
 			continue
 		}
-		busy[laneOf(u.part, u.why)] = true
+		busy[laneOf(u.part, u.why, now)] = true
 		jobs = append(jobs, b.begin(u, now))
 	}
 	return jobs, max(wait, time.Millisecond)

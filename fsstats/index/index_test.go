@@ -622,6 +622,39 @@ func TestAHungFilesystemStopsNothingElse(t *testing.T) {
 	})
 }
 
+// TestARefreshThatHangsStopsNoOther: what is on other filesystems does not get older
+// than it may.
+func TestARefreshThatHangsStopsNoOther(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		owners, opt := append(w.add("8:1", 2, 100), w.add("8:17", 20, 100)...), w.options()
+		opt.MaxAge, opt.Period = time.Hour, time.Minute
+		return owners, opt
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(5 * time.Minute)
+		w.do(func() {
+			w.blocked["/c000"] = make(chan struct{})
+			clear(w.readings)
+		})
+		pass(5 * time.Hour)
+		for i := range 20 {
+			id := fmt.Sprintf("c%03d", 2+i)
+			if p := partOf(t, x, id); p.Figure == nil || time.Since(p.Figure.Finished) > time.Hour+time.Minute {
+				t.Errorf("%s has a figure of %v, want none older than an hour", id, p.Figure)
+			}
+		}
+		if n := w.read()["/c001"]; n > 1 { // before it hung
+			t.Errorf("a tree on the filesystem that hangs was measured %d times, want once at most", n)
+		}
+		w.do(func() { close(w.blocked["/c000"]); delete(w.blocked, "/c000") })
+		pass(time.Hour)
+		for _, id := range []string{"c000", "c001"} {
+			if p := partOf(t, x, id); time.Since(p.Figure.Finished) > time.Hour+time.Minute {
+				t.Errorf("%s has a figure of %v, want none older than an hour", id, p.Figure)
+			}
+		}
+	})
+}
+
 // TestAnAnswerNeverWaits: with every measurement held, the view is the one of
 // before, with its time.
 func TestAnAnswerNeverWaits(t *testing.T) {
