@@ -438,11 +438,7 @@ func (o *observer) setOwners() {
 	if s.readAt.IsZero() {
 		return // what was known before a restart would be forgotten
 	}
-	open := o.open.held()
-	if o.projects {
-		open = s.notCounted(open)
-	}
-	list := owners.List(s.known(open))
+	list := owners.List(s.known(o.open.held()))
 	if err := o.index.SetOwners(list); err != nil {
 		o.log.Debug("some owners are left out", zap.Error(err))
 	}
@@ -559,18 +555,6 @@ func (s *survey) walkedLayers() map[string]string {
 		}
 	}
 	return out
-}
-
-// notCounted are the deleted files among those that are open which no figure has
-// yet: the kernel's counter of a project has those of the layer.
-func (s *survey) notCounted(open []owners.OpenFile) []owners.OpenFile {
-	counted := map[owners.OpenFile]bool{}
-	for _, l := range s.layers {
-		if l.layer.Class == snapshot.Container && l.given && l.filesystem != nil {
-			counted[owners.OpenFile{Container: l.layer.ContainerID, Device: l.filesystem.Device.String()}] = true
-		}
-	}
-	return slices.DeleteFunc(open, func(f owners.OpenFile) bool { return counted[f] })
 }
 
 // keepPlaces takes the places of roles that do not answer from the last survey, so

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -21,7 +22,9 @@ import (
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/fsstats/index"
+	"github.com/cleave-cri/cleave/fsstats/orphan"
 	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/snapshot/split"
 )
 
 // node is everything that an observer looks at, held by the test.
@@ -890,17 +893,38 @@ func TestWhoIsOnADiskThatHangsIsNotForgotten(t *testing.T) {
 	})
 }
 
-// TestDeletedFilesOfAProjectCountOnce: the kernel's counter of the layer has them.
+// TestDeletedFilesOfAProjectCountOnce: the kernel's counter of the layer has them. It
+// has none of a volume on the same filesystem, and a layer without a project has none.
 func TestDeletedFilesOfAProjectCountOnce(t *testing.T) {
 	t.Parallel()
 	there := &fsstats.Filesystem{Device: containersDevice}
-	s := &survey{layers: []surveyed{
-		{layerState: layerState{layer: container("theirs"), filesystem: there}, given: true},
-		{layerState: layerState{layer: container("walked"), filesystem: there}},
-	}}
-	on, elsewhere := containersDevice.String(), imagesDevice.String()
-	got := s.notCounted([]owners.OpenFile{{Container: "theirs", Device: on}, {Container: "theirs", Device: elsewhere}, {Container: "walked", Device: on}})
-	if diff := cmp.Diff([]owners.OpenFile{{Container: "theirs", Device: elsewhere}, {Container: "walked", Device: on}}, got); diff != "" {
+	s := &survey{}
+	figures := map[index.Key]index.PartView{}
+	for id, how := range map[string]string{"project": split.HowQuota, "no project": index.Walked} {
+		l := surveyed{layerState: layerState{layer: container(id), filesystem: there}, given: true}
+		l.key = l.snapshot(true).Key()
+		s.layers, figures[l.key] = append(s.layers, l), index.PartView{Figure: &index.Figure{How: how}}
+	}
+	s.layers = append(s.layers, surveyed{layerState: layerState{layer: container("ours"), filesystem: there}})
+	at := func(id string, d fsstats.Device) orphan.Place { return orphan.Place{Holder: id, Device: d} }
+	r := orphan.Report{
+		Sums: map[orphan.Place]orphan.Sum{
+			at("project", containersDevice): {Bytes: 15, Files: 3}, at("project", imagesDevice): {Bytes: 7, Files: 1},
+			at("no project", containersDevice): {Bytes: 15, Files: 3}, at("ours", containersDevice): {Bytes: 15, Files: 3},
+		},
+		Overlays: map[orphan.Place]orphan.Sum{
+			at("project", containersDevice): {Bytes: 5, Files: 2}, at("no project", containersDevice): {Bytes: 5, Files: 2},
+			at("ours", containersDevice): {Bytes: 5, Files: 2},
+		},
+	}
+	want := maps.Clone(r.Sums)
+	want[at("project", containersDevice)] = orphan.Sum{Bytes: 10, Files: 1}
+	leaveOut(&r, s.counted(figures))
+	if diff := cmp.Diff(want, r.Sums); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	all := orphan.Report{Sums: map[orphan.Place]orphan.Sum{at("project", containersDevice): {Bytes: 5, Files: 2}}, Overlays: r.Overlays}
+	if leaveOut(&all, s.counted(figures)); len(all.Sums) != 0 {
+		t.Errorf("there is %v, want nothing", all.Sums)
 	}
 }

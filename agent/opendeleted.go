@@ -13,6 +13,7 @@ import (
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/fsstats/index"
 	"github.com/cleave-cri/cleave/fsstats/orphan"
+	"github.com/cleave-cri/cleave/snapshot"
 )
 
 const (
@@ -92,8 +93,9 @@ func (b *openBook) due(now time.Time, gaps map[index.FS]int64) bool {
 	return moved && now.Sub(b.moved) >= openSettle || len(b.held()) > 0 && now.Sub(b.searched) >= openMaxAge
 }
 
-// search looks through the processes of containers.
-func (b *openBook) search(ctx context.Context, containers []string) (orphan.Report, error) {
+// search looks through the processes of containers. In the report there is nothing
+// that counted says somebody has counted already.
+func (b *openBook) search(ctx context.Context, containers []string, counted func(orphan.Place) bool) (orphan.Report, error) {
 	var holders []orphan.Holder
 	for _, id := range containers {
 		if pids := b.processes(id); len(pids) > 0 {
@@ -112,11 +114,28 @@ func (b *openBook) search(ctx context.Context, containers []string) (orphan.Repo
 	if ctx.Err() != nil {
 		return report, ctx.Err()
 	}
+	leaveOut(&report, counted)
 	b.searched, b.moved = time.Now(), time.Time{}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.report = &report
 	return report, err
+}
+
+// leaveOut takes from a report's sums the files in writable layers that are counted:
+// the kernel's counter of a project has those of its layer. Those in volumes it has
+// not.
+func leaveOut(report *orphan.Report, counted func(orphan.Place) bool) {
+	for place, layer := range report.Overlays {
+		if !counted(place) {
+			continue
+		}
+		sum := report.Sums[place]
+		sum.Bytes, sum.Files = sum.Bytes-layer.Bytes, sum.Files-layer.Files
+		if report.Sums[place] = sum; sum.Files <= 0 {
+			delete(report.Sums, place)
+		}
+	}
 }
 
 // watchGap looks for deleted files that are still open when there is a sign of any,
@@ -136,6 +155,30 @@ func (o *observer) watchGap(ctx context.Context) {
 	}
 }
 
+// countedLayers says of which containers' layers the figures have deleted files too:
+// those that are the kernel's counters of projects. A layer without a project is
+// walked, and no walk sees them.
+func (o *observer) countedLayers(s *survey) func(orphan.Place) bool {
+	if !o.projects {
+		return func(orphan.Place) bool { return false }
+	}
+	return s.counted(figuresOf(o.index.View()))
+}
+
+// counted is [observer.countedLayers] with the figures of the index.
+func (s *survey) counted(figures map[index.Key]index.PartView) func(orphan.Place) bool {
+	layers := map[orphan.Place]bool{}
+	for _, l := range s.layers {
+		if l.layer.Class != snapshot.Container || !l.given || l.filesystem == nil {
+			continue
+		}
+		if f := figures[l.key].Figure; f == nil || f.How != index.Walked {
+			layers[orphan.Place{Holder: l.layer.ContainerID, Device: l.filesystem.Device}] = true
+		}
+	}
+	return func(at orphan.Place) bool { return layers[at] }
+}
+
 // searchOpen looks for them and tells the index.
 func (o *observer) searchOpen(ctx context.Context) {
 	s := o.surveyed.Load()
@@ -145,7 +188,7 @@ func (o *observer) searchOpen(ctx context.Context) {
 			running = append(running, c.ID)
 		}
 	}
-	report, err := o.open.search(ctx, running)
+	report, err := o.open.search(ctx, running, o.countedLayers(s))
 	if ctx.Err() != nil {
 		return
 	}

@@ -98,6 +98,9 @@ type Report struct {
 	// Sums are all files. A file that several owners hold counts once, for the
 	// first of them in the order in which they were named.
 	Sums map[Place]Sum `json:"-"`
+	// Overlays are those among Sums that lie in the upper folder of an overlay: what
+	// a container has in its writable layer, and not in a volume.
+	Overlays map[Place]Sum `json:"-"`
 	// Files are the largest of them, the largest first.
 	Files []File `json:"files"`
 	// Unplaced is what is known to be held, but not on which filesystem.
@@ -123,7 +126,7 @@ func Find(ctx context.Context, holders []Holder, opt Options) (Report, error) {
 		tables: map[string]mountTable{},
 		uppers: map[string]fsstats.Device{},
 	}
-	s.report.Started, s.report.Sums = time.Now(), map[Place]Sum{}
+	s.report.Started, s.report.Sums, s.report.Overlays = time.Now(), map[Place]Sum{}, map[Place]Sum{}
 	var err error
 	for _, h := range holders {
 		for _, pid := range h.PIDs {
@@ -213,10 +216,10 @@ func (s *search) look(p *process, holder, link, name string, mapped bool) error 
 		return nil
 	}
 	at := Place{Holder: holder, Device: device}
-	sum := s.report.Sums[at]
-	sum.Bytes += a.bytes
-	sum.Files++
-	s.report.Sums[at] = sum
+	add(s.report.Sums, at, a.bytes)
+	if where == inOverlay {
+		add(s.report.Overlays, at, a.bytes)
+	}
 	s.report.Files = append(s.report.Files, File{
 		Place: at, Inode: a.inode, StatDevice: a.device, Bytes: a.bytes, PID: p.pid, Name: strings.TrimSuffix(name, deleted), Mapped: mapped,
 	})
@@ -224,6 +227,13 @@ func (s *search) look(p *process, holder, link, name string, mapped bool) error 
 		s.trim()
 	}
 	return nil
+}
+
+func add(sums map[Place]Sum, at Place, bytes int64) {
+	sum := sums[at]
+	sum.Bytes += bytes
+	sum.Files++
+	sums[at] = sum
 }
 
 // trim keeps the largest files.
@@ -238,7 +248,8 @@ func (s *search) trim() {
 type whereabouts int
 
 const (
-	onDisk whereabouts = iota
+	onDisk    whereabouts = iota
+	inOverlay             // on a disk too, in an overlay's upper folder
 	inMemory
 	unknown
 )
@@ -268,7 +279,7 @@ func (s *search) place(p *process, a attributes) (fsstats.Device, whereabouts, e
 		}
 		s.uppers[m.upper] = device
 	}
-	return device, onDisk, nil
+	return device, inOverlay, nil
 }
 
 // memoryOnly are filesystem types that keep nothing on a disk.

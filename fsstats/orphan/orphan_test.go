@@ -214,8 +214,8 @@ func TestEachFileOnce(t *testing.T) {
 	if diff := cmp.Diff(want, r.Sums); diff != "" {
 		t.Errorf("sums (-want +got):\n%s", diff)
 	}
-	if r.Unplaced != (Sum{}) {
-		t.Errorf("unplaced: %+v", r.Unplaced)
+	if r.Unplaced != (Sum{}) || len(r.Overlays) != 0 {
+		t.Errorf("unplaced: %+v, in overlays: %v", r.Unplaced, r.Overlays)
 	}
 }
 
@@ -240,10 +240,18 @@ func TestOverlay(t *testing.T) {
 	for _, name := range []string{"of the image", "written", "mapped"} {
 		must(t, os.Remove(in("merged", name)))
 	}
+	// A volume on the same disk is no part of the layer.
+	allocate(t, in("in a volume"), 1<<20)
+	three, letThree := holder(t, "open", in("in a volume"))
+	defer letThree()
+	must(t, os.Remove(in("in a volume")))
 
-	r := find(t, Holder{"X", []int{one, two}})
-	if diff := cmp.Diff(map[Place]Sum{{"X", device}: {5 << 20, 2}}, r.Sums); diff != "" {
+	r := find(t, Holder{"X", []int{one, two, three}})
+	if diff := cmp.Diff(map[Place]Sum{{"X", device}: {6 << 20, 3}}, r.Sums); diff != "" {
 		t.Errorf("sums (-want +got):\n%s\nfiles: %+v", diff, r.Files)
+	}
+	if diff := cmp.Diff(map[Place]Sum{{"X", device}: {5 << 20, 2}}, r.Overlays); diff != "" {
+		t.Errorf("in overlays (-want +got):\n%s\nfiles: %+v", diff, r.Files)
 	}
 	without, err := Find(t.Context(), []Holder{{"X", []int{one, two}}}, Options{})
 	must(t, err)
