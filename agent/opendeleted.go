@@ -179,6 +179,18 @@ func (s *survey) counted(figures map[index.Key]index.PartView) func(orphan.Place
 	return func(at orphan.Place) bool { return layers[at] }
 }
 
+// newestOf finds filesystems by their numbers. Of two that had the same one, one after
+// the other, it is the one that was seen last.
+func newestOf(known map[index.FS]fsstats.Filesystem) map[fsstats.Device]index.FS {
+	out := map[fsstats.Device]index.FS{}
+	for fs, f := range known {
+		if other, taken := out[f.Device]; !taken || known[other].MeasuredAt.Before(f.MeasuredAt) {
+			out[f.Device] = fs
+		}
+	}
+	return out
+}
+
 // searchOpen looks for them and tells the index.
 func (o *observer) searchOpen(ctx context.Context) {
 	s := o.surveyed.Load()
@@ -196,14 +208,11 @@ func (o *observer) searchOpen(ctx context.Context) {
 		o.log.Warn("not all open files were looked at", zap.Error(err))
 	}
 	o.setOwners()
-	byDevice := map[fsstats.Device]index.FS{}
-	for fs, f := range o.known(s) {
-		byDevice[f.Device] = fs
-	}
+	filesystems := newestOf(o.known(s))
 	var figures []index.Put
 	for place, sum := range report.Sums {
 		key := index.Key{Kind: owners.Container, ID: place.Holder, Part: owners.OpenDeletedOn(place.Device.String())}
-		figures = append(figures, index.Put{Key: key, FS: byDevice[place.Device], Figure: index.Figure{
+		figures = append(figures, index.Put{Key: key, FS: filesystems[place.Device], Figure: index.Figure{
 			Bytes: sum.Bytes, Inodes: sum.Files, Started: report.Started, Finished: report.Finished,
 			How: "open files", Partial: report.Partial,
 		}})

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -55,5 +56,20 @@ func TestWhenOpenFilesAreLookedAt(t *testing.T) {
 		if got := b.due(b.searched.Add(time.Duration(second)*time.Second), map[index.FS]int64{"fs": 1 << 40}); got != want {
 			t.Errorf("%d s after the last search: %v, want %v", second, got, want)
 		}
+	}
+}
+
+// TestADeviceNumberThatIsUsedAgain: what is found now is on the filesystem that has the
+// number now.
+func TestADeviceNumberThatIsUsedAgain(t *testing.T) {
+	t.Parallel()
+	known := map[index.FS]fsstats.Filesystem{}
+	for second := range int64(20) { // by chance the last of two would be found in half of all tries
+		known[index.FS(rune('a'+second))] = fsstats.Filesystem{Device: fsstats.Device{Major: 8}, MeasuredAt: time.Unix(second, 0)}
+	}
+	known["other"] = fsstats.Filesystem{Device: fsstats.Device{Major: 9}}
+	got := newestOf(known)
+	if want := (map[fsstats.Device]index.FS{{Major: 8}: "t", {Major: 9}: "other"}); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
