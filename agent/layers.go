@@ -226,16 +226,21 @@ func (b *layerBook) findCommitted() {
 }
 
 // lowers returns, by snapshotter, a committed layer that a container uses: the
-// first one that can be looked at.
+// first one that can be looked at. Where one does not answer the others are not asked:
+// each would take its time.
 func (b *layerBook) lowers() map[string]place {
-	out := map[string]place{}
+	out, hangs := map[string]place{}, map[string]bool{}
 	for _, state := range b.sorted() {
 		sn := state.layer.Snapshotter
-		if _, have := out[sn]; have || state.folders.Lower == "" || !ofContainer(state.layer) {
+		if _, have := out[sn]; have || hangs[sn] || state.folders.Lower == "" || !ofContainer(state.layer) {
 			continue
 		}
-		if fs, err := b.filesystemOf(state.folders.Lower); err == nil {
+		fs, err := b.filesystemOf(state.folders.Lower)
+		switch {
+		case err == nil:
 			out[sn] = place{state.folders.Lower, fs}
+		case errors.Is(err, fsstats.ErrNoAnswer):
+			hangs[sn] = true
 		}
 	}
 	return out
@@ -251,14 +256,25 @@ func (b *layerBook) filesystemOf(path string) (fsstats.Filesystem, error) {
 }
 
 // findUppers finds out on which filesystem each writable layer is, as far as that
-// can be looked at.
+// can be looked at. Where one does not answer the others that were last seen there are
+// not asked, and stay as they were: each would take its time, and a thread for as long
+// as the disk hangs. Of those that were not seen yet that goes for all of a snapshotter.
 func (b *layerBook) findUppers() {
-	for _, state := range b.layers {
-		if state.folders.Upper == "" {
+	hangs := map[string]bool{}
+	for _, state := range b.sorted() { // the same one is the first each time
+		where := "snapshotter " + state.layer.Snapshotter
+		if state.filesystem != nil {
+			where = state.filesystem.ID()
+		}
+		if state.folders.Upper == "" || hangs[where] {
 			continue
 		}
-		if fs, err := b.filesystemOf(state.folders.Upper); err == nil {
+		fs, err := b.filesystemOf(state.folders.Upper)
+		switch {
+		case err == nil:
 			state.filesystem = &fs
+		case errors.Is(err, fsstats.ErrNoAnswer):
+			hangs[where] = true
 		}
 	}
 }

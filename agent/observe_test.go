@@ -893,6 +893,73 @@ func TestWhoIsOnADiskThatHangsIsNotForgotten(t *testing.T) {
 	})
 }
 
+// TestADiskThatHangsIsAskedOnceForAllItsLayers: each question takes seconds and a thread
+// that waits.
+func TestADiskThatHangsIsAskedOnceForAllItsLayers(t *testing.T) {
+	t.Parallel()
+	asked, hanging := map[string]int{}, false
+	n := &node{lower: "/lower", places: map[string]func() (fsstats.Filesystem, error){}}
+	on := func(path string, d fsstats.Device, mayHang bool) {
+		n.places[path] = func() (fsstats.Filesystem, error) {
+			asked[path]++
+			if mayHang && hanging {
+				return fsstats.Filesystem{}, fmt.Errorf("%s: %w", path, fsstats.ErrNoAnswer)
+			}
+			return fsstats.Filesystem{Device: d, Mountpoint: "/", MeasuredAt: time.Unix(int64(asked[path]), 0)}, nil
+		}
+	}
+	on("/lower", imagesDevice, true)
+	for i := range 20 {
+		id := fmt.Sprintf("c%02d", i)
+		n.layers = append(n.layers, container(id))
+		d, mayHang := containersDevice, true
+		if i >= 10 {
+			d, mayHang = imagesDevice, false // another disk
+		}
+		on("/layers/"+id, d, mayHang)
+	}
+	b := &layerBook{store: n, filesystems: n, log: zap.NewNop(), at: func(string) {}, layers: map[layerID]*layerState{}}
+	for _, round := range []struct {
+		name           string
+		hanging        bool
+		lower, its, of int // how often the lower layer, and those of each disk, are asked together
+	}{
+		{"all is well", false, 1, 10, 10},
+		{"the disk hangs", true, 1, 1, 10},
+		{"it answers again", false, 1, 10, 10},
+	} {
+		clear(asked)
+		hanging = round.hanging
+		if problems := b.refresh(t.Context(), time.Unix(1, 0)); len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		its, of := 0, 0
+		for i, l := range n.layers {
+			if i < 10 {
+				its += asked["/layers/"+l.Key]
+			} else {
+				of += asked["/layers/"+l.Key]
+			}
+		}
+		if asked["/lower"] != round.lower || its != round.its || of != round.of {
+			t.Errorf("%s: asked %d times for the lower layer, %d and %d for the others, want %d, %d, %d",
+				round.name, asked["/lower"], its, of, round.lower, round.its, round.of)
+		}
+		for _, l := range b.sorted() {
+			if l.filesystem == nil {
+				t.Errorf("%s: it is not known any more where %s is", round.name, l.layer.Key)
+			}
+		}
+	}
+	// At a start nothing is known of any.
+	clear(asked)
+	hanging, b.layers, n.layers = true, map[layerID]*layerState{}, n.layers[:10]
+	b.refresh(t.Context(), time.Unix(2, 0))
+	if its := asked["/layers/c00"]; its != 1 || len(asked) != 2 {
+		t.Errorf("asked %v at a start, want one upper and one lower layer", asked)
+	}
+}
+
 // TestDeletedFilesOfAProjectCountOnce: the kernel's counter of the layer has them. It
 // has none of a volume on the same filesystem, and a layer without a project has none.
 func TestDeletedFilesOfAProjectCountOnce(t *testing.T) {
