@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
@@ -77,19 +79,25 @@ func askPID(conn grpc.ClientConnInterface, namespace string) pidFunc {
 type pidBook struct {
 	ask  pidFunc
 	pids map[string]int
+	// silent is how many questions brought nothing, of those whose process is not known.
+	silent map[string]int
 }
 
-// of gives the processes of all that run; only of new ones it asks.
+// of gives the processes of all that run; only of new ones it asks. All questions
+// together get the time of one: whose process is not known has no hints meanwhile,
+// which is better than that nothing is known of anybody. Those that brought nothing
+// most often come last, so that a shim that hangs holds up no other for ever.
 func (b *pidBook) of(ctx context.Context, w workloads) map[string]int {
-	now := map[string]int{}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	now, silent := map[string]int{}, map[string]int{}
+	var unknown []string
 	add := func(id string) {
-		pid, known := b.pids[id]
-		if !known && ctx.Err() == nil {
-			pid, known = b.ask(ctx, id)
-		}
-		if known {
+		if pid, known := b.pids[id]; known {
 			now[id] = pid
+			return
 		}
+		unknown = append(unknown, id)
 	}
 	for _, s := range w.sandboxes {
 		if s.Ready {
@@ -101,7 +109,20 @@ func (b *pidBook) of(ctx context.Context, w workloads) map[string]int {
 			add(c.ID)
 		}
 	}
-	b.pids = now
+	slices.SortStableFunc(unknown, func(x, y string) int { return cmp.Compare(b.silent[x], b.silent[y]) })
+	for _, id := range unknown {
+		silent[id] = b.silent[id]
+		if ctx.Err() != nil {
+			continue
+		}
+		if pid, ok := b.ask(ctx, id); ok {
+			now[id] = pid
+			delete(silent, id)
+		} else {
+			silent[id]++
+		}
+	}
+	b.pids, b.silent = now, silent
 	return now
 }
 
