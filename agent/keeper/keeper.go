@@ -443,8 +443,15 @@ func collectOne(ctx context.Context, c Collector, run bool) (record.Step, error)
 	return c.Run(ctx, step)
 }
 
-// Collect tidies up now, or with dryRun says what it would do. The steps are what was picked, and what came of it.
+// ErrObserves says that a keeper only looks on.
+var ErrObserves = errors.New("nothing is deleted in mode observe: ask for a dry run")
+
+// Collect tidies up now, or with dryRun says what it would do. The steps are what was picked, and what came of it. A keeper that
+// observes does only the latter, and else returns [ErrObserves].
 func (k *Keeper) Collect(ctx context.Context, dryRun bool) (steps []record.Step, _ error) {
+	if k.parts.Observe && !dryRun {
+		return nil, ErrObserves
+	}
 	k.acting.Lock()
 	defer k.acting.Unlock()
 	var failed error

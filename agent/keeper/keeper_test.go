@@ -315,6 +315,24 @@ func TestObserveDoesNothing(t *testing.T) {
 	})
 }
 
+// `cleave gc` reaches a keeper that observes, too.
+func TestObserveDoesNothingWhenAsked(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 50 * gib, images: map[string]int64{"a": gib}}
+	p := w.parts()
+	p.Observe, p.Collectors = true, []Collector{tidy{w}}
+	run(t, w, p, func(t *testing.T, k *Keeper) {
+		if _, err := k.Collect(t.Context(), false); !errors.Is(err, ErrObserves) {
+			t.Errorf("asked to tidy up: %v, want ErrObserves", err)
+		}
+		steps, err := k.Collect(t.Context(), true)
+		if err != nil || len(steps) != 1 || len(steps[0].Items) != 1 {
+			t.Errorf("a dry run: %+v, %v", steps, err)
+		}
+		equal(t, "done", w.done())
+	})
+}
+
 // A plan that does not hold is made anew, some times; nobody goes for it before.
 func TestNobodyGoesForAPlanThatDidNotHold(t *testing.T) {
 	t.Parallel()
