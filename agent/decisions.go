@@ -357,7 +357,7 @@ func (d *decisions) Pods(context.Context) (garbage.Pods, error) {
 }
 
 // Evict implements [keeper.Evictor].
-func (d *decisions) Evict(ctx context.Context, e engine.Eviction) error {
+func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
 	c, s := d.cluster.Load(), d.kubelet.Load()
 	if c == nil || s == nil {
 		return errors.New("evict a pod: the API server is not known")
@@ -366,7 +366,7 @@ func (d *decisions) Evict(ctx context.Context, e engine.Eviction) error {
 	if !ok {
 		return fmt.Errorf("evict %s/%s: the API server knows no pod with UID %s", e.Namespace, e.Name, e.UID)
 	}
-	outcome, err := c.evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: e.GraceSeconds <= 1, MaxGraceSeconds: s.EvictionMaxPodGraceSeconds.Value})
+	outcome, err := c.evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: hard, MaxGraceSeconds: s.EvictionMaxPodGraceSeconds.Value})
 	if err == nil {
 		d.log.Info("a pod was evicted and is gone", zap.String("pod", e.Namespace+"/"+e.Name), zap.Any("outcome", outcome))
 	}

@@ -54,8 +54,9 @@ type Reclaimer interface {
 
 // Evictor ends pods.
 type Evictor interface {
-	// Evict ends a pod and returns when it is gone, or when it is clear that it stays, with the reason.
-	Evict(ctx context.Context, e engine.Eviction) error
+	// Evict ends a pod and returns when it is gone, or when it is clear that it stays, with the reason. hard says that it goes for a
+	// hard threshold or a limit of its own; by the grace period alone that can't be told, which is 0 for soft thresholds, too.
+	Evict(ctx context.Context, e engine.Eviction, hard bool) error
 }
 
 // Parts are what a keeper is made of. Look, Glance, Config and Log are required.
@@ -377,10 +378,11 @@ func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction,
 	k.leaving[e.UID] = d
 	k.state = k.state.Evicted(e, done.At)
 	k.parts.Log.Warn("a pod is evicted", zap.String("pod", e.Namespace+"/"+e.Name), zap.String("uid", e.UID), zap.String("cause", string(e.Cause)))
+	hard := r.Decision.Outcome == engine.OverLimit || r.Decision.Threshold.Hard()
 	running.Add(1)
 	go func() { // ends with the eviction; Run waits for it
 		defer running.Done()
-		d.err = k.parts.Evictor.Evict(ctx, e)
+		d.err = k.parts.Evictor.Evict(ctx, e, hard)
 		select {
 		case k.evicted <- d:
 		case <-ctx.Done():

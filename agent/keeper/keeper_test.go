@@ -39,6 +39,8 @@ type world struct {
 	holds      bool
 	stays      chan struct{}
 	evictError error
+	// hard says of each pod that was told to go whether it was for a hard threshold.
+	hard []bool
 }
 
 func (w *world) with(f func()) {
@@ -146,8 +148,8 @@ func (n nothing) Plan(context.Context, Want) (record.Step, error) {
 
 func (n nothing) Run(_ context.Context, s record.Step) (record.Step, error) { return s, nil }
 
-func (w *world) Evict(ctx context.Context, e engine.Eviction) error {
-	w.with(func() { w.calls = append(w.calls, "pod "+e.UID) })
+func (w *world) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
+	w.with(func() { w.calls, w.hard = append(w.calls, "pod "+e.UID), append(w.hard, hard) })
 	if w.holds {
 		select {
 		case <-w.stays:
@@ -236,6 +238,29 @@ func TestSYN29_APodGoesIfReclaimWasNotEnough(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 	})
+}
+
+// With the kubelet's defaults a soft threshold gives no more grace than a hard one, but it asks disruption budgets.
+func TestSYN29_ASoftEvictionIsToldAsOne(t *testing.T) {
+	t.Parallel()
+	for grace, hard := range map[time.Duration]bool{0: true, time.Second: false} {
+		w := &world{available: 2 * gib, pods: map[string]int64{"greedy": 30 * gib}}
+		p := w.parts()
+		p.Config = func(in engine.Input) (Setup, error) {
+			s, err := setup(in)
+			s.Config.Thresholds[0].Grace = grace
+			return s, err
+		}
+		run(t, w, p, func(t *testing.T, _ *Keeper) {
+			time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+			equal(t, "done", w.done(), "pod greedy")
+			w.with(func() {
+				if !slices.Equal(w.hard, []bool{hard}) {
+					t.Errorf("with a grace of %s hard was %v", grace, w.hard)
+				}
+			})
+		})
+	}
 }
 
 func TestAPodThatStaysIsToldAgain(t *testing.T) {
