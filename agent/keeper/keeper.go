@@ -196,6 +196,7 @@ func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duratio
 		return engine.LongestRest
 	}
 	if err != nil {
+		k.lines = nil // they are of another time; each glance would be near them
 		k.blind(err)
 		return engine.LongestRest
 	}
@@ -246,6 +247,9 @@ func linesOf(c engine.Config, seen engine.Observations) []line {
 // carryOut does what a decision wants and notes it in the record. It says whether anything was deleted or ended.
 func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record, running *sync.WaitGroup) (acted bool) {
 	d := r.Decision
+	if d.Outcome != engine.Pressure {
+		k.surprises = 0 // no plan is to be made anew
+	}
 	switch d.Outcome {
 	case engine.OverLimit:
 		for _, e := range d.Limits {

@@ -375,6 +375,35 @@ func TestNobodyGoesForAPlanThatDidNotHold(t *testing.T) {
 	})
 }
 
+// What surprised in the last pass under pressure is no reason to hurry when the pressure is over, and neither is a line of old.
+func TestTheHurryEnds(t *testing.T) {
+	t.Parallel()
+	count := func(w *world) (n int) {
+		w.with(func() { n = len(w.passes) })
+		return n
+	}
+	w := &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, runError: errors.New("it is in use now")}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(glancePeriod / 2) //nolint:forbidigo // in synctest
+		w.with(func() { w.available = 50 * gib })
+		time.Sleep(time.Second) //nolint:forbidigo // in synctest
+		before := count(w)
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		if n := count(w) - before; n > 10 {
+			t.Errorf("%d passes in a calm minute after a surprise", n)
+		}
+	})
+	w = &world{available: 50 * gib}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(time.Second) //nolint:forbidigo // in synctest
+		w.with(func() { w.available, w.lookError = gib, errors.New("no layout") })
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		if n := count(w); n > 10 {
+			t.Errorf("%d passes in a minute in which nothing could be seen", n)
+		}
+	})
+}
+
 func TestBlindnessDecidesNothing(t *testing.T) {
 	t.Parallel()
 	w := &world{available: 2 * gib, pods: map[string]int64{"greedy": 30 * gib}, lookError: errors.New("no layout")}
