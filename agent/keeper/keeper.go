@@ -32,6 +32,8 @@ const (
 	collectPeriod = 10 * time.Second
 	// retries is how often in a row a plan that did not hold is made anew before pods may go for it.
 	retries = 3
+	// firstPause is the rest after an eviction that failed; it doubles with each up to lastPause.
+	firstPause, lastPause = time.Second, time.Minute
 )
 
 // Want is what one kind of reclaim is asked for.
@@ -122,6 +124,9 @@ type Keeper struct {
 	leaving   map[string]departure
 	surprises int
 	said      string
+	// failures counts evictions that failed in a row; until notBefore no other begins.
+	failures  int
+	notBefore time.Time
 }
 
 // departure is a pod that was told to go.
@@ -176,8 +181,9 @@ func (k *Keeper) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case d := <-k.evicted:
-			k.left(d)
-			next = time.Now()
+			if k.left(d); d.err == nil {
+				next = time.Now()
+			}
 		case <-glance.C:
 			// One that can't be had says nothing; the next pass finds out why.
 			if seen, err := k.parts.Glance(ended); err == nil && near(k.lines, seen) {
@@ -365,7 +371,7 @@ func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction,
 	if k.parts.Observe || k.parts.Evictor == nil || len(k.leaving) > 0 && !together(r.Decision, k.leaving, e.UID) {
 		return false
 	}
-	if _, ok := k.leaving[e.UID]; ok {
+	if _, ok := k.leaving[e.UID]; ok || time.Now().Before(k.notBefore) {
 		return false
 	}
 	d := departure{uid: e.UID, signal: r.Decision.Threshold.Signal, available: e.Available}
@@ -415,13 +421,19 @@ func together(d engine.Decision, leaving map[string]departure, uid string) bool 
 	return slices.Contains(group, uid)
 }
 
-// left notes that a pod is gone, or stays.
+// left notes that a pod is gone, or stays. One that stays did not go: the bounds of evictions are for those that do, and else some
+// failures would forbid all evictions of the next hour.
 func (k *Keeper) left(d departure) {
 	delete(k.leaving, d.uid)
 	if d.err != nil {
+		pause := firstPause << min(k.failures, 6)
+		k.failures++
+		k.notBefore = time.Now().Add(min(pause, lastPause))
+		k.state.Gone = slices.DeleteFunc(slices.Clone(k.state.Gone), func(g engine.Departure) bool { return g.UID == d.uid })
 		k.parts.Log.Error("a pod that was evicted stays", zap.String("uid", d.uid), zap.Error(d.err))
 		return
 	}
+	k.failures = 0
 	if d.had != nil {
 		k.state = k.state.Freeing(d.signal, *d.had, d.available, time.Now())
 	}

@@ -287,6 +287,27 @@ func TestAPodThatStaysIsToldAgain(t *testing.T) {
 	})
 }
 
+// Evictions that fail are tried less and less often, and don't count as ones that took place: else thirty of them, within moments,
+// would forbid all evictions of the next hour.
+func TestEvictionsThatFailDontUseUpTheBounds(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, pods: map[string]int64{"greedy": 30 * gib, "modest": gib}, evictError: errors.New("not allowed to")}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(30 * time.Minute) //nolint:forbidigo // in synctest
+		got := w.done()
+		if len(got) < 20 || len(got) > 45 || slices.Contains(got, "pod modest") {
+			t.Errorf("%d evictions were tried in 30 min: %q", len(got), got)
+		}
+		w.with(func() { w.evictError = nil })
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // in synctest
+		w.with(func() {
+			if _, there := w.pods["greedy"]; there || len(w.pods) != 1 {
+				t.Errorf("pods that stay: %v", w.pods)
+			}
+		})
+	})
+}
+
 // A fast fill is seen when it happens, not when the rest is over.
 func TestAGlanceSeesAFastFill(t *testing.T) {
 	t.Parallel()
