@@ -447,7 +447,9 @@ func (k *Keeper) collect(ctx context.Context) {
 	k.acting.Lock()
 	defer k.acting.Unlock()
 	for _, c := range k.parts.Collectors {
-		if _, err := collectOne(ctx, c, true); err != nil && ctx.Err() == nil {
+		step, err := collectOne(ctx, c, true)
+		k.tidied(c.Name(), step)
+		if err != nil && ctx.Err() == nil {
 			k.parts.Log.Warn("tidying up did not come to its end", zap.String("what", c.Name()), zap.Error(err))
 		}
 	}
@@ -475,6 +477,7 @@ func (k *Keeper) Collect(ctx context.Context, dryRun bool) (steps []record.Step,
 	var failed error
 	for _, c := range k.parts.Collectors {
 		step, err := collectOne(ctx, c, !dryRun)
+		k.tidied(c.Name(), step)
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", c.Name(), err))
 		}

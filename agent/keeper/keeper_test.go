@@ -474,6 +474,9 @@ func TestTidyingUpWaitsForCalm(t *testing.T) {
 			t.Errorf("it did %+v, %v", steps, err)
 		}
 		equal(t, "done", w.done(), "image a", "image b")
+		if c := k.Status().Counts; c.Deleted != 2 || c.GainedBytes != 2*gib || c.ExpectedBytes != 2*gib {
+			t.Errorf("counted %+v", c)
+		}
 	})
 }
 

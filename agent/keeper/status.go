@@ -40,6 +40,33 @@ type Counts struct {
 	ExpectedBytes, GainedBytes      int64
 }
 
+// add counts what came of a step.
+func (c *Counts) add(step record.Step) {
+	for _, i := range step.Items {
+		if i.ActualBytes == nil {
+			continue
+		}
+		c.Deleted++
+		c.GainedBytes += *i.ActualBytes
+		if i.ExpectedBytes != nil {
+			c.ExpectedBytes += *i.ExpectedBytes
+		}
+	}
+}
+
+// tidied counts and tells what came of a collection, which no pass records.
+func (k *Keeper) tidied(what string, step record.Step) {
+	var c Counts
+	c.add(step)
+	if c.Deleted == 0 {
+		return
+	}
+	k.parts.Log.Info("tidied up", zap.String("what", what), zap.Int64("deleted", c.Deleted), zap.Int64("bytes", c.GainedBytes))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.status.Counts.add(step)
+}
+
 // Status gives what is known now. It does not block.
 func (k *Keeper) Status() Status {
 	k.mu.Lock()
@@ -90,16 +117,7 @@ func (k *Keeper) note(setup Setup, in engine.Input, r record.Record, acted bool)
 	s.Counts.Passes++
 	s.Counts.Evicted += int64(len(r.Evicted))
 	for _, step := range r.Steps {
-		for _, i := range step.Items {
-			if i.ActualBytes == nil {
-				continue
-			}
-			s.Counts.Deleted++
-			s.Counts.GainedBytes += *i.ActualBytes
-			if i.ExpectedBytes != nil {
-				s.Counts.ExpectedBytes += *i.ExpectedBytes
-			}
-		}
+		s.Counts.add(step)
 	}
 	if acted {
 		s.Counts.Acted++
