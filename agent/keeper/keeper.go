@@ -32,6 +32,8 @@ const (
 	collectPeriod = 10 * time.Second
 	// retries is how often in a row a plan that did not hold is made anew before pods may go for it.
 	retries = 3
+	// rankedFor is how old a ranking may be when a pod goes by it: deleting takes minutes, and who was greedy then may be gone.
+	rankedFor = 10 * time.Second
 	// firstPause is the rest after an eviction that failed; it doubles with each up to lastPause.
 	firstPause, lastPause = time.Second, time.Minute
 )
@@ -277,8 +279,8 @@ func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record
 		if len(d.Reclaim) > 0 && !k.parts.Observe && k.enough(ctx, c, r) {
 			return acted
 		}
-		if d.Victim == nil {
-			return acted
+		if d.Victim == nil || acted && time.Since(r.Input.Now) > rankedFor {
+			return acted // the next pass, within a second or so, ranks anew
 		}
 		for _, e := range append([]engine.Eviction{*d.Victim}, d.Further...) {
 			acted = k.evict(ctx, r, e, running) || acted

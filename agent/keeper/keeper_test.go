@@ -39,6 +39,8 @@ type world struct {
 	holds      bool
 	stays      chan struct{}
 	evictError error
+	// slow is how long it takes to delete images; meanwhile the pods change places.
+	slow time.Duration
 	// hard says of each pod that was told to go whether it was for a hard threshold.
 	hard []bool
 }
@@ -118,6 +120,12 @@ func (i images) Run(_ context.Context, step record.Step) (record.Step, error) {
 	defer i.mu.Unlock()
 	if i.runError != nil {
 		return step, i.runError
+	}
+	if i.slow > 0 {
+		i.mu.Unlock()
+		time.Sleep(i.slow) //nolint:forbidigo // in synctest
+		i.mu.Lock()
+		i.pods["modest"], i.pods["greedy"] = i.pods["greedy"], i.pods["modest"]
 	}
 	for n := range step.Items {
 		bytes := i.images[step.Items[n].ID]
@@ -261,6 +269,16 @@ func TestSYN29_ASoftEvictionIsToldAsOne(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A reclaim takes minutes, and the ranking is from before.
+func TestNobodyGoesByAnOldRanking(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 2 * gib, images: map[string]int64{"a": gib}, pods: map[string]int64{"greedy": 30 * gib, "modest": gib}, slow: time.Minute}
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a", "pod modest")
+	})
 }
 
 func TestAPodThatStaysIsToldAgain(t *testing.T) {
