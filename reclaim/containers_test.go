@@ -70,6 +70,36 @@ func TestT29_TheDeadGoFirst(t *testing.T) {
 	}
 }
 
+// A container that has completed in a pod that lives would be run again if nothing of it were left, so its newest instance stays
+// under pressure; older ones, and those of pods that have ended, go.
+func TestGAP33_WhatHasCompletedIsNotRunAgain(t *testing.T) {
+	t.Parallel()
+	for fate, want := range map[garbage.PodFate]int{garbage.Alive: 1, garbage.Ended: 2, garbage.Gone: 2} {
+		w, r := fake(t)
+		w.Fates.Set(uidA, fate)
+		older, newer := w.Run(t, uidA, "job", "image"), w.Run(t, uidA, "job", "image")
+		for i, id := range []string{older, newer} {
+			r.SetState(id, runtimeapi.ContainerState_CONTAINER_EXITED)
+			r.SetCreated(id, time.Now().Add(time.Duration(i-2)*time.Hour))
+		}
+		policy := kubelets
+		policy.NoneUnderPressure = true
+		done, err := w.Containers.Run(t.Context(), pickDead(t, w, policy, nil, true))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var gone []string
+		for _, i := range done.Items {
+			if i.ID == older || i.ID == newer {
+				gone = append(gone, i.ID)
+			}
+		}
+		if len(gone) != want || gone[0] != older {
+			t.Errorf("of a pod that is %s went %q; %s is older, %s newer", fate, gone, older, newer)
+		}
+	}
+}
+
 // Logs that are not where the kubelet puts them stay, wherever a path leads.
 func TestLogsElsewhereStay(t *testing.T) {
 	t.Parallel()
