@@ -352,8 +352,11 @@ func (d *decisions) config(in engine.Input) (keeper.Setup, error) {
 // Pods implements [reclaim.PodFates].
 func (d *decisions) Pods(context.Context) (garbage.Pods, error) {
 	c := d.cluster.Load()
-	complete := c != nil && time.Since(c.watch.Pods().AsOf) < podsMaxAge
-	return decide.Fates(c.view(), complete), nil
+	if c == nil {
+		return decide.Fates(kube.View{}, false), nil
+	}
+	view := c.view()
+	return decide.Fates(view, decide.Complete(view, c.static.Pods().Static, time.Now(), podsMaxAge)), nil
 }
 
 // Evict implements [keeper.Evictor].

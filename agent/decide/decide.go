@@ -115,6 +115,24 @@ func containers(list []kube.Container) []engine.Container {
 	return out
 }
 
+// Complete says whether all pods of this node are known: every source has answered within maxAge, none has a problem or left a pod
+// out, and of each static pod, by namespace/name, the UID is known. Else a pod that is not known is not gone.
+func Complete(view kube.View, static []string, now time.Time, maxAge time.Duration) bool {
+	if len(view.Sources) == 0 {
+		return false
+	}
+	for _, s := range view.Sources {
+		if s.AsOf == nil || now.Sub(*s.AsOf) > maxAge || s.Problem != "" {
+			return false
+		}
+	}
+	known := map[string]bool{}
+	for _, k := range view.All() {
+		known[k.Pod.String()] = known[k.Pod.String()] || k.Pod.UID != ""
+	}
+	return !slices.ContainsFunc(static, func(name string) bool { return !known[name] })
+}
+
 // Fates say what is to become of what pods left behind. Where not all pods are known, nothing is known to be gone.
 func Fates(view kube.View, complete bool) garbage.Pods {
 	fates := garbage.Pods{Fate: map[string]garbage.PodFate{}, SourcesReady: complete, Synced: complete}
