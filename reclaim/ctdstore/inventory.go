@@ -25,20 +25,25 @@ const blockBytes = 4096
 // id first, one image after the other, by containerd's own count: snapshots as they were measured when they were
 // committed, blobs by their length in whole blocks. layers and blobs say which of
 // the two are on the filesystem in question. For many images snapshot/inventory
-// is the better source.
+// is the better source. An image that can't be read, such as one whose names stand for several manifests, is left out: it stays, and
+// is no reason for others to stay.
 func (s *Store) Inventory(ctx context.Context, images [][]string, layers, blobs bool) (reclaim.ImageInventory, error) {
 	out := reclaim.ImageInventory{Facts: map[string]reclaim.ImageFacts{}, Layers: map[string][]garbage.Layer{}}
 	known := &measured{snapshots: map[string]snapshot{}}
 	for _, names := range images {
 		id := names[0]
+		var own []garbage.Layer
 		facts, err := s.Image(ctx, names)
+		if err == nil {
+			own, err = s.layersOf(in(ctx, s.namespace), names, layers, blobs, known)
+		}
 		if err != nil {
-			return out, err
+			if code := status.Code(err); ctx.Err() != nil || code == codes.Unavailable || code == codes.DeadlineExceeded || code == codes.Canceled {
+				return out, err
+			}
+			continue
 		}
-		out.Facts[id] = facts
-		if out.Layers[id], err = s.layersOf(in(ctx, s.namespace), names, layers, blobs, known); err != nil {
-			return out, err
-		}
+		out.Facts[id], out.Layers[id] = facts, own
 	}
 	return out, nil
 }
