@@ -30,6 +30,9 @@ const (
 	glancePeriod = 100 * time.Millisecond
 	// collectPeriod is how often images and dead containers are collected while nothing is short.
 	collectPeriod = 10 * time.Second
+	// fruitlessPeriod is how often that is for what was looked for and not found, or could not be: on a node of many images, all of
+	// them in use, looking is work for containerd.
+	fruitlessPeriod = time.Minute
 	// retries is how often in a row a plan that did not hold is made anew before pods may go for it.
 	retries = 3
 	// rankedFor is how old a ranking may be when a pod goes by it: deleting takes minutes, and who was greedy then may be gone.
@@ -102,7 +105,8 @@ type Setup struct {
 type Collector interface {
 	// Name is for people, such as "images".
 	Name() string
-	// Plan picks what is due, and changes nothing. No items mean that nothing is.
+	// Plan picks what is due, and changes nothing. No items mean that nothing is; then a step without kind says that it was not
+	// looked for, which costs nothing and is asked again soon.
 	Plan(ctx context.Context) (record.Step, error)
 	// Run is as that of a [Reclaimer].
 	Run(ctx context.Context, step record.Step) (record.Step, error)
@@ -129,6 +133,8 @@ type Keeper struct {
 	// failures counts evictions that failed in a row; until notBefore no other begins.
 	failures  int
 	notBefore time.Time
+	// fruitless is when each collector last looked in vain, by its name.
+	fruitless map[string]time.Time
 }
 
 // departure is a pod that was told to go.
@@ -143,7 +149,7 @@ type departure struct {
 
 // New returns a keeper, which does nothing until [Keeper.Run].
 func New(p Parts) *Keeper {
-	return &Keeper{parts: p, state: p.State, evicted: make(chan departure), leaving: map[string]departure{}}
+	return &Keeper{parts: p, state: p.State, evicted: make(chan departure), leaving: map[string]departure{}, fruitless: map[string]time.Time{}}
 }
 
 // line is an amount below which something happens.
@@ -449,7 +455,14 @@ func (k *Keeper) collect(ctx context.Context) {
 	k.acting.Lock()
 	defer k.acting.Unlock()
 	for _, c := range k.parts.Collectors {
+		if last, ok := k.fruitless[c.Name()]; ok && time.Since(last) < fruitlessPeriod {
+			continue
+		}
 		step, err := collectOne(ctx, c, true)
+		delete(k.fruitless, c.Name())
+		if err != nil || step.Kind != "" && len(step.Items) == 0 {
+			k.fruitless[c.Name()] = time.Now()
+		}
 		k.tidied(c.Name(), step)
 		if err != nil && ctx.Err() == nil {
 			k.parts.Log.Warn("tidying up did not come to its end", zap.String("what", c.Name()), zap.Error(err))

@@ -498,6 +498,33 @@ func TestTidyingUpWaitsForCalm(t *testing.T) {
 	})
 }
 
+// barren is a collector that has work to do to find out that there is nothing.
+type barren struct {
+	plans *int
+	step  record.Step
+}
+
+func (barren) Name() string { return "nothing" }
+
+func (b barren) Plan(context.Context) (record.Step, error) { *b.plans++; return b.step, nil }
+
+func (barren) Run(_ context.Context, s record.Step) (record.Step, error) { return s, nil }
+
+func TestWhatIsLookedForInVainIsLookedForLessOften(t *testing.T) {
+	t.Parallel()
+	for kind, atLeast := range map[engine.Reclaim]int{"": 50, engine.UnusedImages: 9} {
+		w, plans := &world{available: 50 * gib}, 0
+		p := w.parts()
+		p.Collectors = []Collector{barren{&plans, record.Step{Kind: kind}}}
+		run(t, w, p, func(t *testing.T, _ *Keeper) {
+			time.Sleep(10 * time.Minute) //nolint:forbidigo // in synctest
+		})
+		if plans < atLeast || kind != "" && plans > 11 {
+			t.Errorf("kind %q was looked for %d times in 10 min", kind, plans)
+		}
+	}
+}
+
 func TestPlanChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := &world{available: 50 * gib, images: map[string]int64{"a": gib, "b": gib}}
