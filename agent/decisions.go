@@ -190,10 +190,8 @@ func (d *decisions) save(complete bool) error {
 // findKubelet reads what the kubelet runs with, if it is another one than before.
 func (d *decisions) findKubelet(ctx context.Context) error {
 	reader := kubelet.Reader{}
-	if old := d.kubelet.Load(); old != nil {
-		if ticks, err := reader.Started(old.PID); err == nil && ticks == old.StartTicks {
-			return nil
-		}
+	if old := d.kubelet.Load(); old != nil && runs(old) {
+		return nil
 	}
 	s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{d.cfg.Listen.Endpoint.Path(), crioEndpoint}})
 	if errors.Is(err, kubelet.ErrNotRunning) && d.kubelet.Load() != nil {
@@ -266,9 +264,15 @@ func (d *decisions) record(r record.Record, acted bool) {
 
 // free asks the kernel about the filesystem of a role, now.
 func (d *decisions) free(role fsstats.Role) (fsstats.Filesystem, error) {
-	place, ok := d.observer.newest.Load().layout.Get(role)
+	p := d.observer.newest.Load()
+	place, ok := p.layout.Get(role)
 	if !ok || place.Missing {
 		return fsstats.Filesystem{}, fmt.Errorf("where %s is is not known", role)
+	}
+	for _, s := range p.stuck {
+		if s.Role == role {
+			return fsstats.Filesystem{}, fmt.Errorf("%s does not answer: %w", role, s.Problem)
+		}
 	}
 	f, err := d.observer.filesystems.FilesystemOf(place.Path)
 	if err == nil && f.Device != place.Filesystem.Device {
@@ -292,6 +296,9 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 			return in, err
 		}
 		*to = decide.Filesystem(f)
+	}
+	if in.Now.Sub(p.readAt) > podsMaxAge {
+		return in, nil // what pods had then says nothing about who has it now: nobody is ranked, images may go
 	}
 	for _, pod := range p.held {
 		in.Summary.Pods = append(in.Summary.Pods, decide.PodStats(pod))
@@ -359,11 +366,29 @@ func (d *decisions) Pods(context.Context) (garbage.Pods, error) {
 	return decide.Fates(view, decide.Complete(view, c.static.Pods().Static, time.Now(), podsMaxAge)), nil
 }
 
+// runs says whether the kubelet is the process that s was read from.
+func runs(s *kubelet.Settings) bool {
+	ticks, err := kubelet.Reader{}.Started(s.PID)
+	return err == nil && ticks == s.StartTicks
+}
+
+// shared says whether two roles are on one filesystem.
+func (d *decisions) shared(a, b fsstats.Role) bool {
+	layout := d.observer.newest.Load().layout
+	at, okA := layout.Get(a)
+	with, okB := layout.Get(b)
+	return okA && okB && !at.Missing && !with.Missing && at.Filesystem.Device == with.Filesystem.Device
+}
+
 // Evict implements [keeper.Evictor].
 func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
 	c, s := d.cluster.Load(), d.kubelet.Load()
 	if c == nil || s == nil {
 		return errors.New("evict a pod: the API server is not known")
+	}
+	if !runs(s) {
+		// The API server would mark one pod after the other, and none would end.
+		return fmt.Errorf("evict %s/%s: the kubelet (process %d) does not run, and nobody else ends a pod", e.Namespace, e.Name, s.PID)
 	}
 	known, ok := c.view().Pod(e.UID, e.Namespace, e.Name)
 	if !ok {

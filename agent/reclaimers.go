@@ -82,12 +82,6 @@ func (r imageReclaimer) Run(ctx context.Context, step record.Step) (record.Step,
 
 // imageChoice reads what there is to pick from: layers and blobs as far as they are on the filesystem of a role.
 func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fsstats.Role, needBytes int64) (record.ImageChoice, error) {
-	layout := d.observer.newest.Load().layout
-	on := func(other fsstats.Role) bool {
-		a, okA := layout.Get(role)
-		b, okB := layout.Get(other)
-		return okA && okB && a.Filesystem.Device == b.Filesystem.Device
-	}
 	listing, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	answer, err := d.removal.CRI.ListImages(listing, &runtimeapi.ListImagesRequest{})
@@ -98,7 +92,7 @@ func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fs
 	for _, image := range answer.GetImages() {
 		names = append(names, slices.Concat([]string{image.GetId()}, image.GetRepoTags(), image.GetRepoDigests()))
 	}
-	inventory, err := d.store.Inventory(ctx, names, on(fsstats.ImageFS), on(fsstats.Content))
+	inventory, err := d.store.Inventory(ctx, names, d.shared(role, fsstats.ImageFS), d.shared(role, fsstats.Content))
 	if err != nil {
 		return record.ImageChoice{}, err
 	}
@@ -115,6 +109,9 @@ var _ keeper.Reclaimer = logReclaimer{}
 
 // Plan implements [keeper.Reclaimer].
 func (r logReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, error) {
+	if !r.d.shared(roleOf(want.Signal), fsstats.Logs) {
+		return record.Step{Kind: engine.OldLogs}, nil // on a disk of their own they would go for nothing
+	}
 	r.d.space.of(want.Signal)
 	choice, _, err := r.x.Choice(ctx, want.NeedBytes)
 	if err != nil {

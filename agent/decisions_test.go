@@ -1,0 +1,202 @@
+package agent
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/cleave-cri/cleave/agent/ephemeral"
+	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/config/kubelet"
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/fsstats"
+	"github.com/cleave-cri/cleave/kube"
+	"github.com/cleave-cri/cleave/reclaim"
+	"github.com/cleave-cri/cleave/reclaim/reclaimtest"
+)
+
+// disks answer about paths.
+type disks map[string]fsstats.Filesystem
+
+func (d disks) FilesystemOf(path string) (fsstats.Filesystem, error) {
+	f, ok := d[path]
+	if !ok {
+		return f, errors.New(path + " is not there")
+	}
+	return f, nil
+}
+
+func (disks) Resolve(map[fsstats.Role]string) (fsstats.Layout, error) { return fsstats.Layout{}, nil }
+
+func (disks) Mounts() ([]fsstats.Mount, error) { return nil, nil }
+
+func disk(minor uint32) fsstats.Filesystem {
+	return fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: minor}, AvailableBytes: 1 << 30, CapacityBytes: 10 << 30, MeasuredAt: time.Now()}
+}
+
+// deciding is what decides on a node whose roles are on these disks, by their minor numbers; each role's path is its name.
+func deciding(roles map[fsstats.Role]uint32) (*decisions, disks, *picture) {
+	p, kernel := emptyPicture(), disks{}
+	p.readAt = time.Now()
+	for role, minor := range roles {
+		kernel[string(role)] = disk(minor)
+		p.layout.Places = append(p.layout.Places, fsstats.Place{Role: role, Path: string(role), Filesystem: disk(minor)})
+	}
+	d := &decisions{observer: &observer{filesystems: kernel}, log: zap.NewNop()}
+	d.space = &signalSpace{free: d.free}
+	d.observer.newest.Store(p)
+	return d, kernel, p
+}
+
+func oneDisk() map[fsstats.Role]uint32 {
+	return map[fsstats.Role]uint32{fsstats.NodeFS: 1, fsstats.ImageFS: 1, fsstats.ContainerFS: 1, fsstats.Logs: 1, fsstats.Content: 1}
+}
+
+// Nothing is decided by the figures of a filesystem that is another one by now, or does not answer.
+func TestNothingIsDecidedByAnotherDisk(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(disks, *picture){
+		"another disk is mounted there":  func(d disks, _ *picture) { d["imagefs"] = disk(7) },
+		"the path is gone":               func(d disks, _ *picture) { delete(d, "imagefs") },
+		"its place is missing":           func(_ disks, p *picture) { p.layout.Places = nil },
+		"its filesystem does not answer": func(_ disks, p *picture) { p.stuck = []fsstats.Standing{{Role: fsstats.ImageFS, Problem: fsstats.ErrNoAnswer}} },
+	} {
+		d, kernel, p := deciding(oneDisk())
+		if _, err := d.look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		change(kernel, p)
+		if _, err := d.look(t.Context()); err == nil {
+			t.Errorf("%s: it is looked at all the same", name)
+		}
+		if _, err := d.glance(t.Context()); err == nil {
+			t.Errorf("%s: it is glanced at all the same", name)
+		}
+		d.space.of(engine.ImageFSAvailable)
+		if _, err := d.space.AvailableBytes(t.Context()); err == nil {
+			t.Errorf("%s: what comes free is measured there", name)
+		}
+	}
+}
+
+// Nobody is ranked by what pods had when they could be looked at last.
+func TestNobodyIsRankedByOldFigures(t *testing.T) {
+	t.Parallel()
+	for age, want := range map[time.Duration]int{time.Second: 1, podsMaxAge + time.Second: 0} {
+		d, _, p := deciding(oneDisk())
+		p.readAt, p.held = time.Now().Add(-age), []ephemeral.Pod{{UID: "1"}}
+		in, err := d.look(t.Context())
+		if err != nil || in.Summary.NodeFS == nil {
+			t.Fatalf("%+v, %v", in.Summary, err)
+		}
+		if len(in.Summary.Pods) != want || len(in.Pods) != 0 {
+			t.Errorf("figures of %s ago: %d pods, want %d", age, len(in.Summary.Pods), want)
+		}
+	}
+}
+
+// Logs on a disk of their own are no help to another one.
+func TestLogsGoForTheirOwnDiskOnly(t *testing.T) {
+	t.Parallel()
+	const pod = "shop_web_11111111-1111-1111-1111-111111111111"
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, pod, "app"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"0.log", "0.log.20260101-000000", "0.log.20260102-000000"} {
+		if err := os.WriteFile(filepath.Join(dir, pod, "app", name), []byte("a line\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(filepath.Join(dir, pod, "app", "0.log.20260101-000000"), before, before); err != nil {
+		t.Fatal(err)
+	}
+	for logs, want := range map[uint32]int{1: 1, 2: 0} {
+		roles := oneDisk()
+		roles[fsstats.Logs] = logs
+		d, _, _ := deciding(roles)
+		runtime := reclaimtest.NewRuntime()
+		r := logReclaimer{d, &reclaim.Logs{Site: reclaim.Site{Space: d.space}, Runtime: runtime.Containers, Pods: d, Dir: dir}}
+		step, err := r.Plan(t.Context(), keeper.Want{Signal: engine.NodeFSAvailable, NeedBytes: garbage.Everything, Pressure: true})
+		if err != nil || len(step.Items) != want || step.Kind != engine.OldLogs {
+			t.Errorf("logs on disk %d: %+v, %v; want %d items", logs, step.Items, err, want)
+		}
+	}
+}
+
+// Where the API server is not known no pod is, and none is gone.
+func TestCGC4_WithoutAPIServerNobodyIsGone(t *testing.T) {
+	t.Parallel()
+	d, _, _ := deciding(oneDisk())
+	if f, err := d.Pods(t.Context()); err != nil || f.SourcesReady || f.Synced || len(f.Fate) != 0 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	d.cluster.Store(&cluster{watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
+	if f, err := d.Pods(t.Context()); err != nil || f.SourcesReady || f.Synced {
+		t.Errorf("before the first answer: %+v, %v", f, err)
+	}
+}
+
+// Without a kubelet nobody would end the containers of a pod that is evicted.
+func TestNobodyIsEvictedWithoutAKubelet(t *testing.T) {
+	t.Parallel()
+	d, _, _ := deciding(oneDisk())
+	e := engine.Eviction{UID: "1", Namespace: "shop", Name: "web"}
+	if err := d.Evict(t.Context(), e, true); err == nil {
+		t.Error("evicted without an API server")
+	}
+	d.cluster.Store(&cluster{watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
+	ticks, err := kubelet.Reader{}.Started(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for start, want := range map[uint64]string{ticks + 1: "does not run", ticks: "knows no pod"} {
+		d.kubelet.Store(&kubelet.Settings{PID: os.Getpid(), StartTicks: start})
+		if err := d.Evict(t.Context(), e, true); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("a kubelet that began at %d, this process at %d: %v, want %q", start, ticks, err, want)
+		}
+	}
+}
+
+// Without the kubelet's settings nothing is planned and nothing decided.
+func TestWithoutSettingsNothingIsPlanned(t *testing.T) {
+	t.Parallel()
+	d, _, _ := deciding(oneDisk())
+	in, err := d.look(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.config(in); err == nil {
+		t.Error("there are thresholds")
+	}
+	for _, r := range []keeper.Reclaimer{containerReclaimer{d: d}, imageReclaimer{d}} {
+		if step, err := r.Plan(t.Context(), keeper.Want{Signal: engine.NodeFSAvailable}); !errors.Is(err, errNoKubelet) {
+			t.Errorf("%+v, %v", step, err)
+		}
+	}
+	for _, c := range []keeper.Collector{&imageCollector{d: d}, containerCollector{d: d}} {
+		if step, err := c.Plan(t.Context()); !errors.Is(err, errNoKubelet) {
+			t.Errorf("%s: %+v, %v", c.Name(), step, err)
+		}
+	}
+}
+
+func TestRolesOfSignals(t *testing.T) {
+	t.Parallel()
+	for signal, role := range map[engine.Signal]fsstats.Role{
+		engine.NodeFSAvailable: fsstats.NodeFS, engine.NodeFSInodesFree: fsstats.NodeFS,
+		engine.ImageFSAvailable: fsstats.ImageFS, engine.ImageFSInodesFree: fsstats.ImageFS,
+		engine.ContainerFSAvailable: fsstats.ContainerFS, engine.ContainerFSInodesFree: fsstats.ContainerFS,
+	} {
+		if got := roleOf(signal); got != role {
+			t.Errorf("%s is about %s, want %s", signal, got, role)
+		}
+	}
+}
