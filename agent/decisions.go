@@ -40,6 +40,8 @@ const (
 	imagesEvery = time.Minute
 	// podsMaxAge is for how long pods may be ranked and evicted by what was known of them.
 	podsMaxAge = 5 * time.Minute
+	// takeOverEvery is how often it is looked whether the process before this one has stopped acting.
+	takeOverEvery = 200 * time.Millisecond
 	// flightGrace is how long the end waits for the last records to be written.
 	flightGrace = 2 * time.Second
 )
@@ -58,6 +60,8 @@ type decisions struct {
 
 	kubelet atomic.Pointer[kubelet.Settings]
 	cluster atomic.Pointer[cluster]
+	// acts says that this process is the one that deletes and evicts, not the one before or after it.
+	acts atomic.Bool
 
 	mu       sync.Mutex
 	recorder *flight.Recorder // guarded by mu; nil while another process records
@@ -136,7 +140,12 @@ const splitSnapshotter = "cleave"
 // run decides until ctx ends.
 func (d *decisions) run(ctx context.Context) error {
 	var parts sync.WaitGroup
-	parts.Go(func() { d.keeper.Run(ctx) })
+	parts.Go(func() {
+		if d.takeOver(ctx) {
+			d.keeper.Run(ctx)
+			d.acts.Store(false)
+		}
+	})
 	parts.Go(func() { d.keepUp(ctx, &parts) })
 	parts.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), flightGrace)
@@ -151,6 +160,22 @@ func (d *decisions) run(ctx context.Context) error {
 	return err
 }
 
+// takeOver waits until the process before this one has stopped acting, which it tells by giving up the flight recorder: two at once,
+// of which neither knows what the other does, would evict two pods for one shortage. It returns false if ctx ends before.
+func (d *decisions) takeOver(ctx context.Context) bool {
+	look := time.NewTicker(takeOverEvery)
+	defer look.Stop()
+	for errors.Is(d.openRecorder(), flight.ErrLocked) { // without a recorder for another reason it goes on; keepUp tells
+		select {
+		case <-ctx.Done():
+			return false
+		case <-look.C:
+		}
+	}
+	d.acts.Store(true)
+	return true
+}
+
 // keepUp finds the kubelet and the API server, opens the recorder, and writes down what is remembered, now and then until ctx ends.
 func (d *decisions) keepUp(ctx context.Context, parts *sync.WaitGroup) {
 	look, save := time.NewTicker(kubeletEvery), time.NewTicker(saveEvery)
@@ -159,7 +184,11 @@ func (d *decisions) keepUp(ctx context.Context, parts *sync.WaitGroup) {
 	said := ""
 	for {
 		problem := ""
-		if err := errors.Join(d.findKubelet(ctx), d.connect(ctx, parts), d.openRecorder()); err != nil {
+		recorder := d.openRecorder()
+		if errors.Is(recorder, flight.ErrLocked) {
+			recorder = nil // takeOver waits for it
+		}
+		if err := errors.Join(d.findKubelet(ctx), d.connect(ctx, parts), recorder); err != nil {
 			problem = err.Error()
 		}
 		if problem != said && problem != "" && ctx.Err() == nil {
@@ -234,6 +263,7 @@ func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
 	return nil
 }
 
+// openRecorder opens it if it is not open. The error wraps flight.ErrLocked while another process has it.
 func (d *decisions) openRecorder() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -241,9 +271,6 @@ func (d *decisions) openRecorder() error {
 		return nil
 	}
 	r, err := flight.Open(filepath.Join(d.cfg.StateDir, flight.FileName), flight.SizeBytes)
-	if errors.Is(err, flight.ErrLocked) {
-		return nil // the process before this one still has it
-	}
 	if err != nil {
 		return fmt.Errorf("record decisions: %w", err)
 	}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cleave-cri/cleave/agent/ephemeral"
+	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/keeper"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
@@ -198,5 +200,35 @@ func TestRolesOfSignals(t *testing.T) {
 		if got := roleOf(signal); got != role {
 			t.Errorf("%s is about %s, want %s", signal, got, role)
 		}
+	}
+}
+
+// During a handover the new process acts when the old one has stopped, not before.
+func TestOneProcessActsAtATime(t *testing.T) {
+	t.Parallel()
+	d, _, _ := deciding(oneDisk())
+	d.cfg.StateDir = t.TempDir()
+	old, err := flight.Open(filepath.Join(d.cfg.StateDir, flight.FileName), flight.SizeBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*takeOverEvery)
+	defer cancel()
+	if d.takeOver(ctx) || d.acts.Load() {
+		t.Error("it acts beside the process before it")
+	}
+	if _, err := d.collect(t.Context(), CollectRequest{}); !errors.Is(err, errNotActing) {
+		t.Errorf("asked to tidy up: %v", err)
+	}
+	took := make(chan bool)
+	go func() { took <- d.takeOver(t.Context()) }()
+	if err := old.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !<-took || !d.acts.Load() || d.recorder == nil {
+		t.Error("it does not act when the process before it has ended")
+	}
+	if err := d.recorder.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }

@@ -30,6 +30,9 @@ const (
 // errNoReclaim says that this cleave does not reclaim.
 var errNoReclaim = errors.New("this cleave does not reclaim: set reclaim.enabled in its configuration and restart it")
 
+// errNotActing says that another process deletes.
+var errNotActing = errors.New("tidy up: another cleave process, before or after this one, does that at the moment: ask again in a minute")
+
 // Planned is what would be reclaimed if a signal were short.
 type Planned struct {
 	Signal engine.Signal `json:"signal"`
@@ -78,6 +81,9 @@ func (d *decisions) plan(ctx context.Context) (any, error) {
 func (d *decisions) collect(ctx context.Context, r CollectRequest) (any, error) {
 	if d == nil {
 		return nil, errNoReclaim
+	}
+	if !r.DryRun && !d.acts.Load() {
+		return nil, errNotActing
 	}
 	steps, err := d.keeper.Collect(ctx, r.DryRun)
 	c := Collected{DryRun: r.DryRun, Steps: steps}
