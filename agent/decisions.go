@@ -222,7 +222,7 @@ func (d *decisions) findKubelet(ctx context.Context) error {
 	if old := d.kubelet.Load(); old != nil && runs(old) {
 		return nil
 	}
-	s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{d.cfg.Listen.Endpoint.Path(), crioEndpoint}})
+	s, err := reader.Find(ctx, kubelet.Choice{Endpoints: d.endpoints()})
 	if errors.Is(err, kubelet.ErrNotRunning) && d.kubelet.Load() != nil {
 		return nil // it is being restarted; what it had holds
 	}
@@ -397,6 +397,11 @@ func (d *decisions) Pods(context.Context) (garbage.Pods, error) {
 func runs(s *kubelet.Settings) bool {
 	ticks, err := kubelet.Reader{}.Started(s.PID)
 	return err == nil && ticks == s.StartTicks
+}
+
+// endpoints are cleave's sockets.
+func (d *decisions) endpoints() []string {
+	return []string{d.cfg.Listen.Endpoint.Path(), crioEndpoint}
 }
 
 // shared says whether two roles are on one filesystem.

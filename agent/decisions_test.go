@@ -10,10 +10,13 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/ephemeral"
 	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/garbage"
@@ -231,4 +234,40 @@ func TestOneProcessActsAtATime(t *testing.T) {
 	if err := d.recorder.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// KSS-22: the images that a kubelet is about to use are known from its calls alone.
+func TestKSS22_NoImageGoesIfTheKubeletAsksPastCleave(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	ours, other := filepath.Join(dir, "cleave.sock"), filepath.Join(dir, "containerd.sock")
+	for _, path := range []string{ours, other} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		runtime, images string
+		past            bool
+	}{{ours, "", false}, {ours, ours, false}, {other, "", true}, {ours, other, true}, {"", "", true}} {
+		d, _, _ := deciding(oneDisk())
+		d.cfg.Listen.Endpoint = config.Endpoint(ours)
+		runtime := reclaimtest.NewRuntime()
+		d.removal = &reclaim.Images{Site: reclaim.Site{Space: d.space}, CRI: away{}, Runtime: runtime.Containers, Store: runtime}
+		s := kubelet.Settings{PID: os.Getpid()}
+		s.RuntimeEndpoint.Value, s.ImageEndpoint.Value = tc.runtime, tc.images
+		_, err := d.imageChoice(t.Context(), s, fsstats.ImageFS, garbage.Everything)
+		if errors.Is(err, errPastCleave) != tc.past || errors.Is(err, errAway) == tc.past {
+			t.Errorf("runtime %q, images %q: %v", tc.runtime, tc.images, err)
+		}
+	}
+}
+
+var errAway = errors.New("containerd is away")
+
+// away is a runtime that does not answer.
+type away struct{ runtimeapi.ImageServiceClient }
+
+func (away) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
+	return nil, errAway
 }

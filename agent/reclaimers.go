@@ -20,6 +20,9 @@ import (
 
 var errNoKubelet = errors.New("the kubelet's settings are not known")
 
+// errPastCleave: between ImageStatus and CreateContainer only the calls show that an image will be used (KSS-22).
+var errPastCleave = errors.New("no image goes: the kubelet is being restarted or asks past cleave, so it is not known which images it is about to use")
+
 // settings are the kubelet's.
 func (d *decisions) settings() (kubelet.Settings, error) {
 	s := d.kubelet.Load()
@@ -82,6 +85,9 @@ func (r imageReclaimer) Run(ctx context.Context, step record.Step) (record.Step,
 
 // imageChoice reads what there is to pick from: layers and blobs as far as they are on the filesystem of a role.
 func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fsstats.Role, needBytes int64) (record.ImageChoice, error) {
+	if !(kubelet.Reader{}).Uses(s, d.endpoints()) {
+		return record.ImageChoice{}, fmt.Errorf("%w: process %d had the runtime %q; set containerRuntimeEndpoint to cleave's socket, and no imageServiceEndpoint", errPastCleave, s.PID, s.RuntimeEndpoint.Value)
+	}
 	listing, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	answer, err := d.removal.CRI.ListImages(listing, &runtimeapi.ListImagesRequest{})

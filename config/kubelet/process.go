@@ -122,14 +122,24 @@ func (r Reader) find(ctx context.Context, choice Choice) (Settings, error) {
 	return Settings{}, fmt.Errorf("%w, and %s: %s", ErrSeveral, which, strings.Join(seen, ", "))
 }
 
-// uses says whether the kubelet's runtime endpoint is one of the sockets. The
-// kubelet may have other mounts, so the files count, not their names.
+// Uses says whether all that the kubelet asks of a runtime, images included,
+// goes to one of the sockets.
+func (r Reader) Uses(s Settings, sockets []string) bool {
+	return r.uses(s, sockets) && r.isOne(s.PID, SocketPath(s.EffectiveImageEndpoint()), sockets)
+}
+
+// uses says whether the kubelet's runtime endpoint is one of the sockets.
 func (r Reader) uses(s Settings, sockets []string) bool {
-	path := SocketPath(s.RuntimeEndpoint.Value)
+	return r.isOne(s.PID, SocketPath(s.RuntimeEndpoint.Value), sockets)
+}
+
+// isOne says whether a path as a process has it is one of the sockets. It may
+// have other mounts, so the files count, not their names.
+func (r Reader) isOne(pid int, path string, sockets []string) bool {
 	if path == "" {
 		return false
 	}
-	theirs, theirErr := r.statInRoot(s.PID, path)
+	theirs, theirErr := r.statInRoot(pid, path)
 	for _, socket := range sockets {
 		ours, err := os.Stat(socket)
 		switch {
