@@ -172,7 +172,7 @@ func (s *survey) counted(figures map[index.Key]index.PartView) func(orphan.Place
 		if l.layer.Class != snapshot.Container || !l.given || l.filesystem == nil {
 			continue
 		}
-		if f := figures[l.key].Figure; f == nil || f.How != index.Walked {
+		if f := figures[l.key].Figure; f == nil || f.How != index.Walked && f.How != index.Updated {
 			layers[orphan.Place{Holder: l.layer.ContainerID, Device: l.filesystem.Device}] = true
 		}
 	}
