@@ -67,10 +67,12 @@ func oneDisk() map[fsstats.Role]uint32 {
 func TestNothingIsDecidedByAnotherDisk(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(disks, *picture){
-		"another disk is mounted there":  func(d disks, _ *picture) { d["imagefs"] = disk(7) },
-		"the path is gone":               func(d disks, _ *picture) { delete(d, "imagefs") },
-		"its place is missing":           func(_ disks, p *picture) { p.layout.Places = nil },
-		"its filesystem does not answer": func(_ disks, p *picture) { p.stuck = []fsstats.Standing{{Role: fsstats.ImageFS, Problem: fsstats.ErrNoAnswer}} },
+		"another disk is mounted there": func(d disks, _ *picture) { d["imagefs"] = disk(7) },
+		"the path is gone":              func(d disks, _ *picture) { delete(d, "imagefs") },
+		"its place is missing":          func(_ disks, p *picture) { p.layout.Places = nil },
+		"its filesystem does not answer": func(_ disks, p *picture) {
+			p.stuck = []fsstats.Standing{{Role: fsstats.ImageFS, Problem: fsstats.ErrNoAnswer}}
+		},
 	} {
 		d, kernel, p := deciding(oneDisk())
 		if _, err := d.look(t.Context()); err != nil {

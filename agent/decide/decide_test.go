@@ -144,7 +144,9 @@ func TestLSE8_APodKeepsWhatItSays(t *testing.T) {
 // ACC-3: dead containers don't count. A figure that is missing stays so.
 func TestACC3_PodStats(t *testing.T) {
 	t.Parallel()
-	use := func(bytes uint64) *ephemeral.Use { return &ephemeral.Use{Device: "8:1", Bytes: bytes, Inodes: 1, At: noon} }
+	use := func(bytes uint64) *ephemeral.Use {
+		return &ephemeral.Use{Device: "8:1", Bytes: bytes, Inodes: 1, At: noon}
+	}
 	got := PodStats(ephemeral.Pod{
 		UID: "1",
 		Containers: []ephemeral.ContainerUse{
@@ -173,7 +175,9 @@ func TestACC3_PodStats(t *testing.T) {
 
 func TestLAY_WhatIsDetected(t *testing.T) {
 	t.Parallel()
-	dev := func(minor uint32) fsstats.Filesystem { return fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: minor}} }
+	dev := func(minor uint32) fsstats.Filesystem {
+		return fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: minor}}
+	}
 	layout := func(node, images, containers uint32) fsstats.Layout {
 		return fsstats.Layout{Places: []fsstats.Place{
 			{Role: fsstats.NodeFS, Filesystem: dev(node)}, {Role: fsstats.ImageFS, Filesystem: dev(images)}, {Role: fsstats.ContainerFS, Filesystem: dev(containers)},

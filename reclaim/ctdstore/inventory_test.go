@@ -27,12 +27,12 @@ func (s store) Invoke(_ context.Context, method string, args, reply any, _ ...gr
 	}
 	switch r := reply.(type) {
 	case *imagesapi.GetImageResponse:
-		name := args.(*imagesapi.GetImageRequest).GetName()
-		target, ok := s.targets[name]
-		if !ok {
-			return status.Error(codes.NotFound, name)
+		asked, ok := args.(*imagesapi.GetImageRequest)
+		target := s.targets[asked.GetName()]
+		if !ok || target == "" {
+			return status.Error(codes.NotFound, asked.GetName())
 		}
-		r.Image = image(name, target)
+		r.Image = image(asked.GetName(), target)
 	case *imagesapi.ListImagesResponse:
 		for name, target := range s.targets {
 			r.Images = append(r.Images, image(name, target))
@@ -40,7 +40,7 @@ func (s store) Invoke(_ context.Context, method string, args, reply any, _ ...gr
 	case *namespacesapi.ListNamespacesResponse:
 		r.Namespaces = []*namespacesapi.Namespace{{Name: "k8s.io"}}
 	case *contentapi.InfoResponse:
-		if args.(*contentapi.InfoRequest).GetDigest() == s.away {
+		if asked, ok := args.(*contentapi.InfoRequest); !ok || asked.GetDigest() == s.away {
 			return status.Error(codes.Unavailable, "containerd is being restarted")
 		}
 		r.Info = &contentapi.Info{Size: 1, Labels: map[string]string{sourceLabel + "docker.io": "library/app"}}
