@@ -135,6 +135,8 @@ type Keeper struct {
 	notBefore time.Time
 	// fruitless is when each collector last looked in vain, by its name.
 	fruitless map[string]time.Time
+	// empty is when each kind of reclaim last had nothing; a deletion or the end of a pod forgets it.
+	empty map[engine.Reclaim]time.Time
 }
 
 // departure is a pod that was told to go.
@@ -149,7 +151,7 @@ type departure struct {
 
 // New returns a keeper, which does nothing until [Keeper.Run].
 func New(p Parts) *Keeper {
-	return &Keeper{parts: p, state: p.State, evicted: make(chan departure), leaving: map[string]departure{}, fruitless: map[string]time.Time{}}
+	return &Keeper{parts: p, state: p.State, evicted: make(chan departure), leaving: map[string]departure{}, fruitless: map[string]time.Time{}, empty: map[engine.Reclaim]time.Time{}}
 }
 
 // line is an amount below which something happens.
@@ -318,7 +320,12 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 		}
 	}
 	var failed error
+	// Before a pod goes all is tried. Else, with passes a second apart, what had nothing is asked as often as the kubelet asks (REC-9).
+	noneGoes := d.Victim == nil || k.parts.Observe || k.parts.Evictor == nil || len(k.leaving) > 0 || time.Now().Before(k.notBefore)
 	for _, kind := range d.Reclaim {
+		if last, ok := k.empty[kind]; ok && noneGoes && time.Since(last) < collectPeriod {
+			continue
+		}
 		want := Want{Signal: d.Threshold.Signal, NeedBytes: garbage.Everything, Pressure: true}
 		if d.NeedBytes != nil {
 			if want.NeedBytes = *d.NeedBytes - freed; want.NeedBytes <= 0 {
@@ -327,6 +334,12 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 		}
 		step, did, err := k.step(ctx, kind, want)
 		acted = acted || did
+		if delete(k.empty, kind); err == nil && len(step.Items) == 0 {
+			k.empty[kind] = time.Now()
+		}
+		if did {
+			clear(k.empty)
+		}
 		if step.Kind != "" {
 			r.Steps = append(r.Steps, step)
 		}
@@ -433,6 +446,7 @@ func together(d engine.Decision, leaving map[string]departure, uid string) bool 
 // failures would forbid all evictions of the next hour.
 func (k *Keeper) left(d departure) {
 	delete(k.leaving, d.uid)
+	clear(k.empty)
 	if d.err != nil {
 		pause := firstPause << min(k.failures, 6)
 		k.failures++

@@ -525,6 +525,36 @@ func TestWhatIsLookedForInVainIsLookedForLessOften(t *testing.T) {
 	}
 }
 
+// counting counts how often a kind is planned.
+type counting struct {
+	Reclaimer
+	plans *int
+}
+
+func (c counting) Plan(ctx context.Context, want Want) (record.Step, error) {
+	*c.plans++
+	return c.Reclaimer.Plan(ctx, want)
+}
+
+// REC-9: while nothing can be done about a shortage, containerd is not asked about all images each second. Before a pod goes it is.
+func TestREC9_AReclaimThatHadNothingRests(t *testing.T) {
+	t.Parallel()
+	w, plans := &world{available: 2 * gib}, 0
+	p := w.parts()
+	p.Reclaimers[engine.UnusedImages] = counting{images{w}, &plans}
+	run(t, w, p, func(t *testing.T, _ *Keeper) {
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		w.with(func() {
+			if plans < 5 || plans > 8 {
+				t.Errorf("images were looked for %d times in a minute of %d passes", plans, len(w.passes))
+			}
+			w.images, w.pods = map[string]int64{"a": 20 * gib}, map[string]int64{"greedy": 30 * gib}
+		})
+		time.Sleep(2 * time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "image a")
+	})
+}
+
 func TestPlanChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := &world{available: 50 * gib, images: map[string]int64{"a": gib, "b": gib}}
