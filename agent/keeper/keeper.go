@@ -33,6 +33,8 @@ const (
 	// fruitlessPeriod is how often that is for what was looked for and not found, or could not be: on a node of many images, all of
 	// them in use, looking is work for containerd.
 	fruitlessPeriod = time.Minute
+	// blindRest is how long it is until the next look after one that failed: a disk may be filling up.
+	blindRest = time.Second
 	// retries is how often in a row a plan that did not hold is made anew before pods may go for it.
 	retries = 3
 	// rankedFor is how old a ranking may be when a pod goes by it: deleting takes minutes, and who was greedy then may be gone.
@@ -214,7 +216,7 @@ func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duratio
 	if err != nil {
 		k.lines = nil // they are of another time; each glance would be near them
 		k.blind(err)
-		return engine.LongestRest
+		return blindRest
 	}
 	r := record.Record{Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Config: setup.Config, State: k.state, Input: in}
 	k.state, r.Decision = setup.Config.Sync(k.state, in)
