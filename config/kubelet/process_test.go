@@ -368,7 +368,11 @@ func standAsKubelet(t *testing.T, dir string, attributes *syscall.SysProcAttr, a
 		t.Fatal(err)
 	}
 	name := filepath.Join(dir, "kubelet")
-	if err := os.WriteFile(name, program, 0o755); err != nil {
+	// While it is open for writing no other test may fork: the child would hold it open, and the kernel would not run it (ETXTBSY).
+	syscall.ForkLock.RLock()
+	err = os.WriteFile(name, program, 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), name, args...)
