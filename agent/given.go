@@ -29,8 +29,11 @@ type givenBook struct {
 	kicks  chan struct{}
 
 	// Used by the one goroutine of run only.
-	figures map[layerID]index.Figure
-	spaces  map[fsstats.Device]givenSpace
+	// theirsAfter is when the split snapshotter may be asked again: it takes no more than a twentieth of its time, for it reads all
+	// of its database for an answer.
+	theirsAfter time.Time
+	figures     map[layerID]index.Figure
+	spaces      map[fsstats.Device]givenSpace
 }
 
 // givenSpace is what was used on a filesystem, and when that was last seen to move.
@@ -60,8 +63,11 @@ func (b *givenBook) kick() {
 	}
 }
 
-// theirsEvery is how often the split snapshotter is asked: it answers from memory.
-const theirsEvery = 2 * time.Second
+// theirsEvery is how often the split snapshotter is asked, and theirsRest how many times as long as an answer takes it rests then.
+const (
+	theirsEvery = 2 * time.Second
+	theirsRest  = 20
+)
 
 // run asks until ctx ends, after each kick, and now and then what does not measure.
 func (b *givenBook) run(ctx context.Context, newest func() *survey) {
@@ -77,6 +83,9 @@ func (b *givenBook) run(ctx context.Context, newest func() *survey) {
 			return
 		case <-b.kicks:
 		case <-tick:
+			if time.Now().Before(b.theirsAfter) {
+				continue
+			}
 		}
 		b.round(ctx, newest())
 	}
@@ -171,9 +180,11 @@ func figureOf(f split.SnapshotFigure) index.Figure {
 // theirs are the figures of the split snapshotter; none if it does not answer, then
 // containerd is asked.
 func (b *givenBook) theirs(ctx context.Context) map[string]index.Figure {
-	if b.usages == nil {
+	began := time.Now()
+	if b.usages == nil || began.Before(b.theirsAfter) {
 		return nil
 	}
+	defer func() { b.theirsAfter = time.Now().Add(theirsRest * time.Since(began)) }()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	figures, err := b.usages(ctx)

@@ -31,6 +31,8 @@ const (
 	// thousands of layers one takes some milliseconds, and a pull makes and commits
 	// many in a second.
 	followGap = time.Second
+	// followRest is how many times as long as a list took the next one waits.
+	followRest = 20
 )
 
 // Kinds of snapshots that can change, as the index knows them.
@@ -140,7 +142,7 @@ func (h *holder) run(ctx context.Context) {
 				continue
 			}
 		}
-		problem := ""
+		began, problem := time.Now(), ""
 		if err := h.follow(ctx); err != nil && ctx.Err() == nil {
 			problem = err.Error()
 		}
@@ -151,7 +153,7 @@ func (h *holder) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(followGap):
+		case <-time.After(max(followGap, followRest*time.Since(began))): // it reads all labels, which may be large
 		}
 	}
 }
