@@ -145,6 +145,20 @@ func TestHostMounts(t *testing.T) {
 	}
 }
 
+// TestOpenat2Works: systemd's filter for RestrictSUIDSGID can't look into openat2's arguments, and refuses it altogether.
+func TestOpenat2Works(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"cleave.service", "cleave-snapshotter.service"} {
+		text, err := os.ReadFile("units/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(text), "\nRestrictSUIDSGID=yes") {
+			t.Errorf("%s: openat2(2) fails with it", name)
+		}
+	}
+}
+
 // TestPathsThatSystemdReadsOtherwise are refused.
 func TestPathsThatSystemdReadsOtherwise(t *testing.T) {
 	t.Parallel()

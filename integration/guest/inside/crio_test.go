@@ -41,6 +41,7 @@ func TestCRIO(t *testing.T) {
 	if os.Getenv(crioEnv) != "1" {
 		t.Skip("cleave is not in mode crio: the host's TestCRIO boots a node where it is")
 	}
+	tellAtEnd(t)
 	plane, err := kube.Connect(guestnode.APIServerURL, guestnode.Token, guestnode.NodeName)
 	if err != nil {
 		t.Fatal(err)

@@ -45,6 +45,25 @@ func inGuest(t *testing.T) {
 	}
 }
 
+// tellAtEnd has a test that failed say how the guest is: what takes its memory and processors, and what the kernel killed.
+func tellAtEnd(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		if !t.Failed() {
+			return
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
+		defer cancel()
+		for _, command := range []string{
+			"free -m", "ps -eo pid,rss,pcpu,etime,args --sort=-rss | head -12 | cut -c1-160", "journalctl -k -o cat | grep -i 'killed process\\|out of memory' | tail -5",
+			"systemctl --failed --no-legend", "journalctl -u kube-apiserver -u etcd -u cleave -u cleave-snapshotter -o cat -n 40 | cut -c1-300",
+		} {
+			out, err := exec.CommandContext(ctx, "sh", "-c", command).CombinedOutput()
+			t.Logf("%s (%v):\n%s", command, err, out)
+		}
+	})
+}
+
 // run runs a program and returns what it prints.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
