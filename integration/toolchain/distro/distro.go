@@ -54,6 +54,7 @@ func (s Set) needs() []need {
 		{"util-linux", "nsenter, ipcmk", func() bool { return command("nsenter")() && command("ipcmk")() }},
 		{"containernetworking-plugins", "CNI plugins", func() bool { return exists("/usr/lib/cni/ptp") && exists("/usr/lib/cni/portmap") }},
 		{"iptables", "iptables", command("iptables")},
+		{"systemd", "systemd-analyze", command("systemd-analyze")},
 		{"gcc", "a C compiler", command("gcc")},
 		{"libc6-dev", "the C library's headers", func() bool { return exists("/usr/include/stdlib.h") }},
 	}
