@@ -184,7 +184,11 @@ func (b *givenBook) theirs(ctx context.Context) map[string]index.Figure {
 	if b.usages == nil || began.Before(b.theirsAfter) {
 		return nil
 	}
-	defer func() { b.theirsAfter = time.Now().Add(theirsRest * time.Since(began)) }()
+	defer func() {
+		if took := time.Since(began); took*theirsRest > theirsEvery {
+			b.theirsAfter = time.Now().Add(theirsRest * took)
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	figures, err := b.usages(ctx)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,11 +35,14 @@ func (*noted) Run(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 func TestKSS18_WhatTheKubeletDoesNotSeeIsAnEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		to, away := &noted{}, true
+		var away atomic.Bool
+		away.Store(true)
+		to := &noted{}
 		n := newNodeEvents("/run/cleave/cleave.sock", zap.NewNop())
-		asked := 0
+		var asked atomic.Int64
 		n.kubelet = func(context.Context) (kubelet.Settings, error) {
-			if asked++; away {
+			asked.Add(1)
+			if away.Load() {
 				return kubelet.Settings{}, kubelet.ErrNotRunning
 			}
 			return kubelet.Settings{}, nil
@@ -49,12 +53,12 @@ func TestKSS18_WhatTheKubeletDoesNotSeeIsAnEvent(t *testing.T) {
 		go func() { defer close(ended); n.run(ctx) }()
 		synctest.Wait()
 		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
-		if asked != 0 {
-			t.Errorf("it was looked for %d times without anything to tell", asked)
+		if asked.Load() != 0 {
+			t.Errorf("it was looked for %d times without anything to tell", asked.Load())
 		}
 		n.tell([]string{"it was told of one disk"})
 		n.tell([]string{"it has not asked", "another"})
-		away = false
+		away.Store(false)
 		time.Sleep(eventsEvery + time.Second) //nolint:forbidigo // in synctest
 		n.tell(nil)
 		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
