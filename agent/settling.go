@@ -4,12 +4,12 @@ import (
 	"github.com/cleave-cri/cleave/agent/settle"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/proxy"
-	"github.com/cleave-cri/cleave/snapshot"
+	"github.com/cleave-cri/cleave/reclaim/ctdstore"
 )
 
 // openSettler lets calls that remove containers end when the space is back.
 func (a *agent) openSettler(c *proxy.Config) {
-	store := snapshot.NewStore(a.upstream, a.cfg.Runtime.Namespace)
+	store := ctdstore.New(a.upstream, a.cfg.Runtime.Namespace, splitSnapshotter) // a collection is of all snapshotters
 	a.settler = settle.New(store.Collect, a.observer.short, a.log.Named("settle"))
 	if c.Holds == nil {
 		c.Holds = map[string]proxy.HoldFunc{}

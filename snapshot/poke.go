@@ -23,9 +23,8 @@ const (
 	// pokeCleanup bounds taking the scratch snapshot and lease away when the
 	// caller has given up.
 	pokeCleanup = 5 * time.Second
-	// pokeName begins the names of both, collectName that of a lease by which a collection is waited for.
-	pokeName    = "cleave-poke-"
-	collectName = "cleave-collect-"
+	// pokeName begins the names of both.
+	pokeName = "cleave-poke-"
 )
 
 // Poke makes containerd compare a snapshotter with its own records and remove
@@ -37,26 +36,6 @@ func (s *Store) Poke(ctx context.Context, snapshotter string) error {
 	name := pokeName + rand.Text()
 	if err := s.poke(s.in(ctx), snapshotter, name); err != nil {
 		return fmt.Errorf("poke snapshotter %s: %w", snapshotter, err)
-	}
-	return nil
-}
-
-// Collect makes containerd delete what nothing refers to any more, and returns when that is done. containerd does so by itself, but
-// only after a rest of fifty times as long as its last collection took (pkg/gc: pause_threshold 0.02): seconds after a container was
-// removed its writable layer may still be there.
-func (s *Store) Collect(ctx context.Context) error {
-	ctx = s.in(ctx)
-	leases := leasesapi.NewLeasesClient(s.conn)
-	name := collectName + rand.Text()
-	_, err := leases.Create(ctx, &leasesapi.CreateRequest{ID: name, Labels: map[string]string{
-		expireLabel: time.Now().Add(pokeLife).UTC().Format(time.RFC3339),
-	}})
-	if err != nil {
-		return fmt.Errorf("have containerd collect: make a lease: %w", err)
-	}
-	// The deletion of a lease waits for a collection, if it is asked to.
-	if _, err := leases.Delete(ctx, &leasesapi.DeleteRequest{ID: name, Sync: true}); err != nil {
-		return fmt.Errorf("have containerd collect: delete the lease: %w", err)
 	}
 	return nil
 }

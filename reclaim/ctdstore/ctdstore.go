@@ -223,7 +223,9 @@ func (s *Store) Ready(ctx context.Context) error {
 }
 
 // Collect implements [reclaim.ImageStore]. Deleting a lease waits for a
-// collection (containerd, api/services/leases: DeleteRequest.sync).
+// collection (containerd, api/services/leases: DeleteRequest.sync). containerd
+// collects by itself, too, but only after a rest of fifty times as long as its last
+// collection took (pkg/gc: pause_threshold 0.02).
 func (s *Store) Collect(ctx context.Context) error {
 	ctx = in(ctx, s.namespace)
 	leases := leasesapi.NewLeasesClient(s.conn)
