@@ -66,7 +66,7 @@ endif
 .PHONY: test
 test: ## Lint and all tests, against real binaries (this is what CI runs)
 	@echo "test: 1. distribution packages and real peers, 2. lint, 3. unit tests, 4. integration tests, with the race detector; 5. decisions against the kubelet's code"
-	@echo "test: the first time the peers and the kubelet's code are built from Go modules, about 12 minutes on two cores; then it is a few minutes in all"
+	@echo "test: the first time the peers and the kubelet's code are built from Go modules, about 12 minutes on two cores; then it is about a quarter of an hour in all"
 	@[ "$$(id -u)" = 0 ] || echo "test: not root, so tests of mounts, containerd and cgroups are skipped; run it as root to have them all"
 	@$(MAKE) deps
 	@$(TOOLCHAIN) get $(PEERS) critest $(KUBERNETES) >/dev/null
