@@ -87,8 +87,9 @@ type part struct {
 	figure *Figure
 	// stale says that the figure is shown and does not count as measured.
 	stale bool
-	// interval is the time to the next measurement as a suspect.
-	interval time.Duration
+	// interval is the time to the next measurement as a suspect, doubt what is
+	// enough of it while its filesystem is overdrawn.
+	interval, doubt time.Duration
 	// growth is by how much the last two figures differ, in bytes per second.
 	growth float64
 	// writes is the owner's when the last measurement was begun, seen when the
@@ -109,7 +110,9 @@ type space struct {
 	last Space
 	// changed is when something was last seen to have changed.
 	changed time.Time
-	problem string
+	// overdrawn says that the parts on it hold more than is used on it.
+	overdrawn bool
+	problem   string
 }
 
 func newBook(opt Options) *book {
@@ -162,7 +165,7 @@ func (b *book) keep(key Key, path string) {
 	if p != nil && p.path == path {
 		return
 	}
-	p = &part{key: key, path: path, lost: path != "", interval: b.opt.SuspectEvery, running: map[reason]time.Time{}}
+	p = &part{key: key, path: path, lost: path != "", interval: b.opt.SuspectEvery, doubt: b.opt.HotEvery, running: map[reason]time.Time{}}
 	b.parts[key] = p
 	kept, ok := b.kept[key]
 	if !ok || kept.Path != path {
@@ -304,6 +307,33 @@ func (b *book) answer(q question, got Space, err error, now time.Time) {
 	default:
 		s.problem = ""
 		b.noteSpace(got)
+		b.weigh(got.FS)
+	}
+}
+
+// overdraft is by how many bytes parts may hold more than is used on their
+// filesystem before that is a reason to look again.
+const overdraft = 1 << 20
+
+// weigh finds out whether a filesystem is overdrawn. Then something was measured
+// while it moved, such as a file that was renamed during a walk and counted twice,
+// or is gone since; or files share extents, so this makes the next measurements
+// come sooner only until they have found nothing.
+func (b *book) weigh(fs FS) {
+	s, held := b.spaces[fs], int64(0)
+	for _, p := range b.parts {
+		if p.fs == fs && p.figure != nil {
+			held += p.figure.Bytes
+		}
+	}
+	before := s.overdrawn
+	s.overdrawn = held > s.last.UsedBytes+overdraft
+	if before && !s.overdrawn {
+		for _, p := range b.parts {
+			if p.fs == fs {
+				p.doubt = b.opt.HotEvery
+			}
+		}
 	}
 }
 
@@ -452,10 +482,18 @@ func (b *book) due(p *part) (urgency, bool) {
 		case o != nil && o.known && o.writes > p.writes:
 			return urgency{p, hot, p.tried.Add(b.opt.HotEvery)}, true
 		default:
-			return urgency{p, suspect, p.tried.Add(p.interval)}, true
+			return urgency{p, suspect, p.tried.Add(b.patience(p))}, true
 		}
 	}
 	return b.old(p), true
+}
+
+// patience is the time from a part's last measurement to the next one as a suspect.
+func (b *book) patience(p *part) time.Duration {
+	if b.spaces[p.fs].overdrawn {
+		return min(p.doubt, p.interval)
+	}
+	return p.interval
 }
 
 // behind says from when on a figure has to be brought up to date. ok is false if it
@@ -695,6 +733,9 @@ func growth(before, after Figure) float64 {
 func (b *book) accept(p *part, r result, now time.Time) {
 	before, f := p.figure, r.figure
 	p.tried, p.writes = now, r.job.writes
+	if s := b.spaces[p.fs]; s != nil && s.overdrawn && before != nil {
+		p.doubt = min(2*p.doubt, b.opt.SuspectMax)
+	}
 	if f.Partial && before != nil && !before.Partial && f.Bytes <= before.Bytes {
 		// A lower bound below what is known is worth less than that.
 		p.problem = "it could be read in part only"

@@ -83,6 +83,8 @@ type tree struct {
 	// after one. forgotten is what a memory of the tree says.
 	hidden    int64
 	forgotten error
+	// twice is what the next measurement counts twice.
+	twice int64
 }
 
 // perInode is what looking at an inode takes, unless said otherwise.
@@ -128,8 +130,8 @@ func (w *world) measure(ctx context.Context, what Subject) (Figure, error) {
 		w.slow[what.Path]++
 	}
 	if t != nil {
-		f.Bytes, f.Inodes = t.bytes, t.inodes
-		t.hidden = 0
+		f.Bytes, f.Inodes = t.bytes+t.twice, t.inodes
+		t.hidden, t.twice = 0, 0
 		if m := (&fakeMemory{w, what.Path}); w.remembered && m.Folders() <= what.RememberFolders {
 			f.Memory = m
 		}
@@ -568,6 +570,40 @@ func TestBusyFilesystemWithoutHints(t *testing.T) {
 		for id, n := range w.read() {
 			if id != "/c005" && (n < 6 || n > 15) {
 				t.Errorf("%s was measured %d times in half an hour, want less and less often", id, n)
+			}
+		}
+	})
+}
+
+// TestAnOverdrawnFilesystemIsMeasuredAgain: a figure that can't be right, because
+// more is held than is used, is looked at again at once; where files share extents
+// it never comes right, and that is soon given up.
+func TestAnOverdrawnFilesystemIsMeasuredAgain(t *testing.T) {
+	inBubble(t, func(w *world) ([]Owner, Options) {
+		owners := w.add("8:1", 3, 1000)
+		w.trees["/c001"].twice = 8 << 20
+		for _, t := range w.trees {
+			t.knowsWritten = false
+		}
+		return owners, w.options()
+	}, func(t *testing.T, w *world, x *Index) {
+		pass(100 * time.Millisecond)
+		if got := bytesOf(t, x, "c001"); got <= w.bytes("c001") {
+			t.Fatalf("%d bytes, want the wrong figure first", got)
+		}
+		w.do(func() { w.unowned["8:1"] += 4096 })
+		pass(3 * time.Second)
+		if got := bytesOf(t, x, "c001"); got != w.bytes("c001") {
+			t.Errorf("%d bytes after 3 s, want %d", got, w.bytes("c001"))
+		}
+		w.do(func() { clear(w.readings) })
+		for i := range int64(1800) {
+			w.do(func() { w.unowned["8:1"] = i%2*4096 - 16<<20 })
+			pass(time.Second)
+		}
+		for id, n := range w.read() {
+			if n > 20 {
+				t.Errorf("%s was measured %d times in half an hour of shared extents, want less and less often", id, n)
 			}
 		}
 	})

@@ -85,7 +85,8 @@ func (l *look) askLayers(ctx context.Context) ([]layer, error) {
 	return out, nil
 }
 
-// settle asks until both sides know all figures, and keeps the last answers.
+// settle asks until both sides know all figures and what is claimed holds, for a
+// limited time, and keeps the last answers.
 func (l *look) settle(ctx context.Context, rep *report) error {
 	written := time.Now()
 	tick := time.NewTicker(askEvery)
@@ -98,7 +99,10 @@ func (l *look) settle(ctx context.Context, rep *report) error {
 		since := time.Since(written)
 		l.say(*rep, rep.note(layers, since))
 		if done(*rep, layers, since) {
-			return l.collect(ctx, rep, written)
+			err := l.collect(ctx, rep, written)
+			if err != nil || since > settleLimit || failed(rep.claims()) == nil {
+				return err
+			}
 		}
 		select {
 		case <-tick.C:
@@ -140,6 +144,7 @@ func (l *look) weigh(ctx context.Context, rep *report) error {
 	if err != nil {
 		return err
 	}
+	rep.volumeMiB, rep.logLines, rep.disks = 0, 0, nil
 	var sandboxes, logs, volumes []string
 	for _, r := range l.running {
 		sandboxes = append(sandboxes, r.sandboxUpper)
