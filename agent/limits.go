@@ -25,7 +25,7 @@ func (a *agent) openLimits(c *proxy.Config) {
 		Containers: containersOf(runtimeapi.NewRuntimeServiceClient(a.upstream)),
 		Layers:     layersAt(a.cfg.Snapshotter.StatusEndpoint.Path()),
 		Namespace:  a.cfg.Runtime.Namespace,
-		Source:     limits.Same(uint64(max(a.cfg.Limits.WritableLayerBytes, 0))), //nolint:gosec // not negative
+		Source:     a.limitSource,
 		Log:        a.log.Named("limits"),
 	})
 	const method = runtimeapi.RuntimeService_CreateContainer_FullMethodName

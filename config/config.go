@@ -200,6 +200,11 @@ type Limits struct {
 	// means none. It needs Snapshotter.ProjectQuota, holds for containers made since
 	// that was set, and has no effect in mode observe. Default: 0.
 	WritableLayerBytes int64
+	// FromPods gives a container that has a limit of ephemeral storage in its pod's
+	// specification that limit, if it is not above WritableLayerBytes. It needs
+	// Snapshotter.ProjectQuota, and Reclaim.Enabled, for that is what knows pods.
+	// Default: false.
+	FromPods bool
 }
 
 // Reclaim says whether cleave frees space by itself, before the kubelet has to:

@@ -129,6 +129,7 @@ log:
     format: json
 limits:
     writableLayer: 0
+    fromPods: false
 snapshotter:
     imageRoot: ""
     containerRoot: ""
@@ -180,6 +181,10 @@ func TestParseValues(t *testing.T) {
 		{"yes and no", "version: 1\nsnapshotter: {remapIDs: false, syncOnCommit: true}", func(c *Config) { c.Snapshotter.RemapIDs, c.Snapshotter.SyncOnCommit = false, true }},
 		{"limits", "version: 1\nlimits: {writableLayer: 10Gi}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}", func(c *Config) {
 			c.Limits.WritableLayerBytes = 10 << 30
+			c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot, c.Snapshotter.ProjectQuota = "/a", "/b", true
+		}},
+		{"limits of pods", "version: 1\nreclaim: {enabled: true}\nlimits: {fromPods: true}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}", func(c *Config) {
+			c.Limits.FromPods, c.Reclaim.Enabled = true, true
 			c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot, c.Snapshotter.ProjectQuota = "/a", "/b", true
 		}},
 		{"roots side by side", "version: 1\nsnapshotter: {imageRoot: /data/a, containerRoot: /data/ab}", func(c *Config) {
@@ -299,6 +304,12 @@ func TestParseFaults(t *testing.T) {
 		}},
 		{"a limit that nobody keeps", "version: 1\nlimits:\n  writableLayer: 1Gi\nsnapshotter: {imageRoot: /a, containerRoot: /b}\n", []string{
 			"c.yaml:3:18: limits.writableLayer: the kernel keeps limits by project quota: set snapshotter.projectQuota too, and the snapshotter's roots",
+		}},
+		{"limits of pods that nobody keeps", "version: 1\nreclaim: {enabled: true}\nlimits: {fromPods: true}\n", []string{
+			"c.yaml:3:20: limits.fromPods: the kernel keeps limits by project quota: set snapshotter.projectQuota too, and the snapshotter's roots",
+		}},
+		{"limits of pods that nobody knows", "version: 1\nlimits: {fromPods: true}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}\n", []string{
+			"c.yaml:2:20: limits.fromPods: pods' limits are known only where reclaim.enabled is set",
 		}},
 		{"a limit of a few bytes", "version: 1\nlimits: {writableLayer: 100}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}\n", []string{
 			"c.yaml:2:25: limits.writableLayer: must be at least 1Mi, or 0 for no limit, not 100",

@@ -74,6 +74,7 @@ func schema(c *Config) section {
 		}},
 		{key: "limits", sub: section{
 			{key: "writableLayer", value: bytesValue{&c.Limits.WritableLayerBytes}},
+			{key: "fromPods", value: boolValue{&c.Limits.FromPods}},
 		}},
 		{key: "snapshotter", sub: section{
 			{key: "imageRoot", value: textValue{&c.Snapshotter.ImageRoot}},

@@ -19,11 +19,14 @@ const (
 	maxPathBytes     = 4095 // PATH_MAX without the zero byte (limits.h)
 	minCorePercent   = 1
 	maxCorePercent   = 100
-	minLayerBytes    = 1 << 20
 	minUsageAge      = time.Second
 	maxUsageAge      = time.Hour
 	namespacePattern = `^[A-Za-z0-9]+([._-][A-Za-z0-9]+)*$`
 )
+
+// MinLayerBytes is the least limit of a writable layer that makes sense: a container
+// can't start in less.
+const MinLayerBytes = 1 << 20
 
 // Validate looks at every field; the error is nil or Faults with all that is
 // wrong, without places. Nothing outside of c is looked at: whether sockets and
@@ -144,11 +147,20 @@ func (c Config) faults() Faults {
 	}
 	switch l := c.Limits.WritableLayerBytes; {
 	case l == 0:
-	case l < minLayerBytes:
-		fault("limits.writableLayer", "must be at least %s, or 0 for no limit, not %s", strict.FormatBytes(minLayerBytes), strict.FormatBytes(l))
+	case l < MinLayerBytes:
+		fault("limits.writableLayer", "must be at least %s, or 0 for no limit, not %s", strict.FormatBytes(MinLayerBytes), strict.FormatBytes(l))
 	case !c.Snapshotter.ProjectQuota || !c.Snapshotter.Enabled():
 		fault("limits.writableLayer", "the kernel keeps limits by project quota: set snapshotter.projectQuota too, and the snapshotter's roots")
 		out[len(out)-1].Other = "snapshotter.projectQuota"
+	}
+	switch {
+	case !c.Limits.FromPods:
+	case !c.Snapshotter.ProjectQuota || !c.Snapshotter.Enabled():
+		fault("limits.fromPods", "the kernel keeps limits by project quota: set snapshotter.projectQuota too, and the snapshotter's roots")
+		out[len(out)-1].Other = "snapshotter.projectQuota"
+	case !c.Reclaim.Enabled:
+		fault("limits.fromPods", "pods' limits are known only where reclaim.enabled is set")
+		out[len(out)-1].Other = "reclaim.enabled"
 	}
 	out = append(out, c.Snapshotter.faults()...)
 	return out

@@ -34,7 +34,7 @@ type Container struct {
 
 // Source says how many bytes a container's writable layer may take, 0 for as many
 // as there are. It is false while that is not known: then nothing is changed. The
-// pod's ephemeral-storage limit is one; it must not wait for anything.
+// pod's own limit is one; it must not wait for anything.
 type Source interface {
 	WritableLayer(c Container) (bytes uint64, known bool)
 }
@@ -78,8 +78,9 @@ type Options struct {
 	Layers     Layers
 	// Namespace is containerd's in which the containers are.
 	Namespace string
-	Source    Source
-	Log       *zap.Logger
+	// Source gives what is known now; it is called once a look, and must not wait.
+	Source func() Source
+	Log    *zap.Logger
 }
 
 // Keeper keeps limits.
@@ -202,7 +203,7 @@ func (k *Keeper) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p := planned(containers, accounts, k.opt.Namespace, k.opt.Source)
+	p := planned(containers, accounts, k.opt.Namespace, k.opt.Source())
 	var errs []error
 	for _, c := range p.changes {
 		answer, err := k.opt.Layers.SetLimit(ctx, snapshotter.LimitRequest{Namespace: k.opt.Namespace, Snapshot: c.id, Bytes: c.bytes})

@@ -148,7 +148,7 @@ func keeping(t *testing.T, test func(t *testing.T, k *Keeper, n *fakeNode)) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &fakeNode{limits: map[string]uint64{}, refused: map[string]string{}}
 		n.add("a")
-		k := New(Options{Containers: n.list, Layers: n, Namespace: "k8s.io", Source: Same(5 * mib), Log: zap.NewNop()})
+		k := New(Options{Containers: n.list, Layers: n, Namespace: "k8s.io", Source: func() Source { return Same(5 * mib) }, Log: zap.NewNop()})
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
 		running.Go(func() { k.Run(ctx) })

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/guest"
 	"github.com/cleave-cri/cleave/lab/guestnode"
@@ -21,10 +22,15 @@ func TestNode(t *testing.T) {
 	course(t, run, system, "TestNode", guestnode.Options{})
 }
 
-// TestKubelet runs the one that needs a kubelet, with etcd and an API server beside it.
+// TestKubelet runs the one that needs a kubelet, with etcd and an API server beside it. Writable layers have their pods' limits.
 func TestKubelet(t *testing.T) {
 	run, system := lab(t)
-	course(t, run, system, "TestKubelet", withKubernetes(t, "CLEAVE_INSIDE_KUBERNETES"))
+	o := withKubernetes(t, "CLEAVE_INSIDE_KUBERNETES")
+	o.Configure = func(c *config.Config) {
+		c.Snapshotter.ProjectQuota, c.Limits.FromPods, c.Reclaim.Enabled = true, true, true
+	}
+	o.Command += "\nexport CLEAVE_INSIDE_QUOTA='Disk quota exceeded'" // what ext4 says
+	course(t, run, system, "TestKubelet", o)
 }
 
 // TestSystemd runs the one of cleave's units: install and uninstall, a broken configuration, a cleave that hangs, one that can't

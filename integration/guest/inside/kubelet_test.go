@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/lab/guestnode"
 )
 
@@ -75,7 +77,8 @@ type object = map[string]any
 
 // TestKubelet is a course over a node with a kubelet: a pod of the API server runs through cleave under the systemd driver,
 // and in the kubelet's summary images are on one disk and the container's writable layer on the other. (The summary's
-// containerFs is the images' disk: without its feature gate the kubelet asks only CRI-O's endpoint for another.)
+// containerFs is the images' disk: without its feature gate the kubelet asks only CRI-O's endpoint for another.) The kernel
+// keeps the writable layer below the limit that the pod's specification has for the container.
 func TestKubelet(t *testing.T) {
 	inGuest(t)
 	if os.Getenv(kubernetesEnv) != "1" {
@@ -94,7 +97,7 @@ func TestKubelet(t *testing.T) {
 			"containers": []object{{
 				"name": "main", "image": guestnode.BusyboxImage, "imagePullPolicy": "Never",
 				"command":   []string{"/bin/sh", "-c", "dd if=/dev/zero of=/written bs=65536 count=128; exec sleep 86400"},
-				"resources": object{"limits": object{"memory": "64Mi"}},
+				"resources": object{"limits": object{"memory": "64Mi", "ephemeral-storage": fmt.Sprint(layerLimitBytes)}},
 			}},
 		},
 	}
@@ -156,6 +159,14 @@ func TestKubelet(t *testing.T) {
 		}
 		return fmt.Errorf("it has %+v", summary)
 	})
+	eventually(t, "the container's layer has its limit", func() error {
+		s, err := agent.FetchStatus(t.Context(), config.Default().Control.Endpoint.Path())
+		if err == nil && (s.Limits == nil || s.Limits.Limited != 1 || s.Limits.Problem != "") {
+			err = fmt.Errorf("it is %+v", s.Limits)
+		}
+		return err
+	})
+	crictlPod{container: container}.isHeld(t)
 	if err := ask(t.Context(), http.MethodDelete, pods+"/course", nil, nil); err != nil {
 		t.Fatal(err)
 	}
