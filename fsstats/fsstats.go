@@ -134,7 +134,7 @@ func (f Filesystem) InodesUsed() (used uint64, ok bool) {
 // a goroutine of its own, which is left behind with [ErrNoAnswer] when its time
 // is over; while it hangs the same path is not asked about again. One path that
 // hangs leaves at most one goroutine and one thread of the kernel's waiting, and
-// does not touch the others.
+// does not touch the others, up to a thousand that hang at once.
 type Prober struct {
 	src source
 	now func() time.Time
@@ -152,6 +152,11 @@ type Prober struct {
 // trouble.
 const probeLimit = 2 * time.Second
 
+// mostHanging is how many paths may hang at once; then no other is asked about until
+// one answers. The Go runtime ends a program that has 10 000 threads
+// (runtime/debug, SetMaxThreads), and each that hangs holds one.
+const mostHanging = 1000
+
 // NewProber returns a Prober for this process's mount namespace.
 func NewProber() *Prober {
 	return &Prober{src: kernelSource{}, now: time.Now, limit: probeLimit}
@@ -166,6 +171,9 @@ func ask[T any](p *Prober, path string, question func() (T, error)) (T, error) {
 	began := p.now()
 	if since, hangs := p.hangs(path); hangs {
 		return none, noAnswer(path, since)
+	}
+	if p.full() {
+		return none, fmt.Errorf("find filesystem of %q: %w: %d others hang, and no more are tried", path, ErrNoAnswer, mostHanging)
 	}
 	type answer struct {
 		value T
@@ -209,6 +217,12 @@ func (p *Prober) hangs(path string) (since time.Time, hangs bool) {
 	defer p.mu.Unlock()
 	since, hangs = p.hanging[path]
 	return since, hangs
+}
+
+func (p *Prober) full() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.hanging) >= mostHanging
 }
 
 func (p *Prober) forget(path string) {

@@ -2,6 +2,8 @@ package fsstats
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -18,7 +20,7 @@ type hangingSource struct {
 }
 
 func (h *hangingSource) look(p string) (spot, error) {
-	if p == h.path {
+	if p == h.path || h.path != "" && strings.HasPrefix(p, h.path+"/") {
 		h.looks.Add(1)
 		<-h.let
 	}
@@ -71,6 +73,33 @@ func TestAPathThatHangsHoldsUpNothingElse(t *testing.T) {
 		layout, err = p.Resolve(paths)
 		if _, ok := layout.Get(ImageFS); !ok || err != nil {
 			t.Errorf("after the path answers again: place %t, error %v", ok, err)
+		}
+	})
+}
+
+// TestThereAreNoThreadsWithoutEnd: of very many paths that hang only so many are
+// asked about, and when they answer all is as before.
+func TestThereAreNoThreadsWithoutEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		src := &hangingSource{
+			fakeSource: &fakeSource{table: twoDisks, files: map[string]spot{"/": disk(1, 1000), "/mnt/b": disk(2, 2000)}},
+			path:       "/mnt/b",
+			let:        make(chan struct{}),
+		}
+		p := &Prober{src: src, now: time.Now, limit: probeLimit}
+		for i := range mostHanging + 20 {
+			if _, err := p.FilesystemOf(fmt.Sprintf("/mnt/b/%d", i)); !errors.Is(err, ErrNoAnswer) {
+				t.Fatalf("path %d: error %v, want ErrNoAnswer", i, err)
+			}
+		}
+		if n := src.looks.Load(); n != mostHanging {
+			t.Errorf("%d questions hang, want %d", n, mostHanging)
+		}
+		close(src.let)
+		synctest.Wait()
+		if _, err := p.FilesystemOf("/mnt/b"); err != nil {
+			t.Errorf("after all answered: %v", err)
 		}
 	})
 }

@@ -528,7 +528,11 @@ func (x *Index) step(ctx context.Context, results chan<- result, running *int) t
 		// Beside all else: there may be many, on a filesystem that does not answer.
 		*running++
 		go func() { // ends with a result that Run waits for
-			x.ask(ctx, places)
+			var all sync.WaitGroup
+			for part := range slices.Chunk(places, (len(places)+mostAskers-1)/mostAskers) {
+				all.Go(func() { x.ask(ctx, part) })
+			}
+			all.Wait()
 			x.mu.Lock()
 			x.book.placing = false
 			x.mu.Unlock()
@@ -558,6 +562,10 @@ func (x *Index) step(ctx context.Context, results chan<- result, running *int) t
 	}
 	return wait
 }
+
+// mostAskers is how many paths are asked about at once: each that hangs takes its
+// time.
+const mostAskers = 8
 
 func (x *Index) ask(ctx context.Context, questions []question) {
 	for _, q := range questions {
