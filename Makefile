@@ -82,9 +82,9 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 # Both kinds of tests: gotestsum shows each package as it ends, each failure in full, and keeps every event.
 gotestsum = "$$($(TOOLCHAIN) get gotestsum)" --format $(or $(2),pkgname) --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json -- -race
 
-# For make test: three failures at most are tried once more, save data races; the summary names what passed only then.
+# For make test: eight failures at most, subtests counted, are tried once more, save data races; the summary names what passed only then.
 # Such a test is still a bug to be found, but one late machine in a thousand tests is no reason to know nothing.
-AGAIN = --rerun-fails=1 --rerun-fails-max-failures=3 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report=$(RESULTS)/$(1).again
+AGAIN = --rerun-fails=1 --rerun-fails-max-failures=8 --rerun-fails-run-root-test --rerun-fails-abort-on-data-race --rerun-fails-report=$(RESULTS)/$(1).again
 gotestsum-again = "$$($(TOOLCHAIN) get gotestsum)" --format pkgname --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json $(AGAIN) --packages "$(2)" -- -race
 
 .PHONY: test-unit

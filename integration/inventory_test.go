@@ -11,11 +11,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	"github.com/google/go-cmp/cmp"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -34,7 +36,7 @@ import (
 
 const (
 	// inventoryImagesEnv is how many images each node of TestPredictedBytesComeFree
-	// gets; empty: 20.
+	// gets; empty: 12.
 	inventoryImagesEnv = "CLEAVE_INVENTORY_IMAGES"
 	// inventorySeedEnv repeats a run of it.
 	inventorySeedEnv = "CLEAVE_INVENTORY_SEED"
@@ -72,8 +74,9 @@ type shelfNode struct {
 // 1 MiB, each time and in the sum.
 func TestPredictedBytesComeFree(t *testing.T) {
 	t.Parallel()
-	count := int(numberFrom(t, inventoryImagesEnv, 20)) //nolint:gosec // a small number
+	count := int(numberFrom(t, inventoryImagesEnv, 12)) //nolint:gosec // a small number
 	seed := numberFrom(t, inventorySeedEnv, rand.Uint64N(1_000_000))
+	images := sync.OnceValues(func() ([]v1.Image, error) { return image.Sharing(seed, count, 2<<20) })
 	for _, fs := range []disk.FS{disk.Ext4, disk.XFS} {
 		for _, split := range []bool{false, true} {
 			name := map[bool]string{false: "overlayfs", true: "split"}[split]
@@ -81,7 +84,11 @@ func TestPredictedBytesComeFree(t *testing.T) {
 				t.Parallel()
 				t.Logf("%s=%d repeats it", inventorySeedEnv, seed)
 				n := startShelf(t, fs, split)
-				n.fill(t, seed, count)
+				images, err := images()
+				if err != nil {
+					t.Fatal(err)
+				}
+				n.fill(t, images)
 				n.clear(t, rand.New(rand.NewPCG(seed, 4))) //nolint:gosec // it has to be the same each time
 			})
 		}
@@ -124,14 +131,10 @@ func inNamespace(ctx context.Context) context.Context {
 
 // fill pulls two of three images and imports the third, runs a container, and
 // takes a lease on an image's layers.
-func (n *shelfNode) fill(t *testing.T, seed uint64, count int) {
+func (n *shelfNode) fill(t *testing.T, images []v1.Image) {
 	t.Helper()
 	ctx := bounded(t)
 	ctr, err := bin.Path(ctx, "ctr")
-	if err != nil {
-		t.Fatal(err)
-	}
-	images, err := image.Sharing(seed, count, 4<<20)
 	if err != nil {
 		t.Fatal(err)
 	}

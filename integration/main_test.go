@@ -61,7 +61,7 @@ func cleaveBinary(t testing.TB) string {
 
 // patience bounds what a test waits for: far longer than it should take on a
 // busy machine, far shorter than the test run's own limit.
-const patience = 90 * time.Second
+const patience = 4 * time.Minute
 
 func bounded(t testing.TB) context.Context {
 	t.Helper()
