@@ -146,8 +146,9 @@ ORACLESEED ?= 1
 
 .PHONY: test-oracle
 test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (7 minutes the first time, then seconds)
-	@echo "test-oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
+	@echo "test-oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios, and with pods of a real API server"
 	@mkdir -p $(RESULTS)
+	@$(TOOLCHAIN) get kube-apiserver etcd >/dev/null
 	@gotestsum="$$($(TOOLCHAIN) get gotestsum)"; cd integration/kubeletoracle; export CGO_ENABLED=0; \
 	nice "$$gotestsum" --format pkgname --jsonfile "$(CURDIR)/$(RESULTS)/oracle.json" -- $(ORACLE) 20m . -steps 10000 -seed $(ORACLESEED); \
 	echo "test-oracle: the kubelet's cAdvisor: its client and handlers for CRI-O, and the names and answers of mode crio"; \

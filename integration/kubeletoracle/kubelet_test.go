@@ -48,6 +48,8 @@ type kubelet struct {
 	manager eviction.Manager
 	admit   lifecycle.PodAdmitHandler
 	ctx     context.Context //nolint:containedctx // the manager's, for as long as it runs
+	// made are pods that were not made up here, by UID.
+	made map[string]*corev1.Pod
 
 	step     step
 	passes   int
@@ -74,7 +76,7 @@ func gates(sc *scenario) error {
 }
 
 func newKubelet(ctx context.Context, sc *scenario, thresholds []evictionapi.Threshold) *kubelet {
-	k := &kubelet{ctx: klog.NewContext(ctx, logr.Discard())}
+	k := &kubelet{ctx: klog.NewContext(ctx, logr.Discard()), made: sc.made}
 	k.manager, k.admit = eviction.NewManager(k, eviction.Config{
 		PressureTransitionPeriod: sc.TransitionPeriod,
 		MaxPodGracePeriodSeconds: sc.MaxPodGraceSeconds,
@@ -115,7 +117,11 @@ func (k *kubelet) HasDedicatedContainerFs(context.Context) (bool, error) {
 func (k *kubelet) pods() []*corev1.Pod {
 	k.begin()
 	for i := range k.step.Pods {
-		k.did.order = append(k.did.order, kubeletPod(&k.step.Pods[i]))
+		p := k.made[k.step.Pods[i].UID].DeepCopy()
+		if p == nil {
+			p = kubeletPod(&k.step.Pods[i])
+		}
+		k.did.order = append(k.did.order, p)
 	}
 	return k.did.order
 }

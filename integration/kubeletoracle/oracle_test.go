@@ -35,6 +35,7 @@ func TestEvictionManager(t *testing.T) {
 			t.Fatalf("kubelet and engine differ in the scenario of -seed %d: %s\ncut down it is\n%s\nand says: %s", number, difference, text(t, small), why)
 		}
 	}
+	done.ranked = nil // two thousand UIDs say nothing
 	t.Logf("%d passes in scenarios %d to %d: %+v", done.steps, *seed, number-1, done)
 	if *steps >= 10_000 {
 		done.check(t)
@@ -46,6 +47,8 @@ func TestEvictionManager(t *testing.T) {
 type tally struct {
 	steps, blind, limits, reclaims, resolved, evictions, ties, choices, pressured, admitted, rejected int
 	layouts                                                                                           map[engine.Layout]int
+	// ranked counts by UID in how many orders of both a pod was.
+	ranked map[string]int
 }
 
 func (c *tally) check(t *testing.T) {
@@ -255,6 +258,12 @@ func compareChoice(k *kubelet, config engine.Config, s engine.State, in engine.I
 		if config.EvictionOf(in, d, uid) != nil && first == "" {
 			first = uid
 		}
+	}
+	if done.ranked == nil {
+		done.ranked = map[string]int{}
+	}
+	for uid := range group {
+		done.ranked[uid]++
 	}
 	if d.Victim == nil {
 		if len(k.did.kills) > 0 {

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/cleave-cri/cleave/engine"
@@ -20,6 +21,9 @@ type scenario struct {
 	NoSeparateDiskGC   bool
 	MemoryByKernel     bool
 	Steps              []step
+
+	// made are pods as an API server has them, by UID; the kubelet gets those, not what is made of Steps.
+	made map[string]*corev1.Pod
 }
 
 // step is what the node looks like during one pass.
