@@ -142,8 +142,9 @@ type cachedSource struct {
 	// which changes were told (proc_pid_mounts(5)).
 	watched *os.File
 
-	mu    sync.Mutex
-	table map[uint64]mount // guarded by mu; nil: has to be read
+	mu     sync.Mutex
+	table  map[uint64]mount // guarded by mu; nil: has to be read
+	closed bool             // guarded by mu
 }
 
 var _ source = (*cachedSource)(nil)
@@ -156,7 +157,13 @@ func newCachedSource() (*cachedSource, error) {
 	return &cachedSource{watched: f}, nil
 }
 
-func (c *cachedSource) close() error { return c.watched.Close() }
+// close makes whoever still asks get os.ErrClosed.
+func (c *cachedSource) close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return c.watched.Close()
+}
 
 // mounts asks each time whether the table has changed, which is exact and takes
 // less than a microsecond.
@@ -178,6 +185,9 @@ func (c *cachedSource) mounts() (map[uint64]mount, error) {
 }
 
 func (c *cachedSource) forgetChangedLocked() error {
+	if c.closed {
+		return fmt.Errorf("watch the mount table: %w", os.ErrClosed)
+	}
 	changed, err := pollMounts(int(c.watched.Fd()), -1, 0)
 	if changed {
 		c.table = nil

@@ -108,7 +108,8 @@ func newWatcher(p *Prober, mounts func(context.Context, func()) error) *Watcher 
 	return w
 }
 
-// Close frees what NewWatcher took. It is called after Run has returned.
+// Close frees what NewWatcher took. It is called after Run has returned; a question
+// that its Prober is still asked then ends with os.ErrClosed.
 func (w *Watcher) Close() error {
 	if c, ok := w.prober.src.(interface{ close() error }); ok {
 		return c.close()

@@ -2,6 +2,8 @@ package fsstats
 
 import (
 	"context"
+	"errors"
+	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -352,5 +354,39 @@ func TestMountTableIsReadOnChangeOnly(t *testing.T) {
 		if !found {
 			t.Fatalf("mount %d is not in the table", i)
 		}
+	}
+}
+
+// TestTableAskedForAfterTheEnd: a measurement that was left behind may still ask
+// when the watcher is closed, and gets an error.
+func TestTableAskedForAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	src, err := newCachedSource()
+	if err != nil {
+		t.Fatal(err)
+	}
+	began, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		once := sync.OnceFunc(func() { close(began) })
+		for {
+			_, err := src.mounts()
+			once()
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	<-began
+	if err := src.close(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if !errors.Is(err, os.ErrClosed) {
+			t.Errorf("it ended with %v, want %v", err, os.ErrClosed)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it goes on asking a watcher that is closed")
 	}
 }
