@@ -109,6 +109,13 @@ test-critest: deps ## All critest specs, direct and through cleave, compared (ro
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRITEST=full $(call gotestsum,critest,standard-verbose) -timeout 60m -count=1 -run '^TestCritest' ./integration
 
+.PHONY: test-handover
+test-handover: deps ## 10 000 calls across 20 handovers, and across 20 kills, with a pull of 60 s in flight (root; 2 minutes)
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@echo "test-handover: eight callers in front of a real containerd, while cleave is replaced or killed 20 times"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_HANDOVERS=long $(call gotestsum,handover,standard-verbose) -timeout 30m -count=1 -run '^Test(HandoverLosesNothing|KillLosesOnlyWhatIsInFlight)$$' ./integration
+
 .PHONY: test-crio
 test-crio: deps ## Mode crio with a real kubelet and API server, the long runs too (root; some 15 minutes)
 	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null

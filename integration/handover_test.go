@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -68,16 +66,17 @@ func longCalls(ctx context.Context, t *testing.T, n *node.Node, id string) (pull
 	return pulled, stopped
 }
 
-func pushSlowImage(ctx context.Context, t *testing.T, n *node.Node) {
+// pushSlow has the registry serve an image that takes pullTime.
+func pushSlow(ctx context.Context, t *testing.T, n *node.Node, ref string) {
 	t.Helper()
 	slow, err := image.Random(1, 1, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Registry.Push(ctx, slowImage, slow); err != nil {
+	if _, err := n.Registry.Push(ctx, ref, slow); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Registry.Slow(slowImage, pullTime); err != nil {
+	if err := n.Registry.Slow(ref, pullTime); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -85,84 +84,13 @@ func pushSlowImage(ctx context.Context, t *testing.T, n *node.Node) {
 // stubborn ignores SIGTERM, so that stopping it takes the whole timeout.
 const stubborn = "trap '' TERM; touch /ready; while true; do sleep 1; done"
 
-// TestHandoverLosesNothing hands cleave over three times under load, with a pull
-// of 60 s and a stop of 30 s in flight.
-func TestHandoverLosesNothing(t *testing.T) {
-	t.Parallel()
-	n := startNode(t, node.Options{})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
-	pushSlowImage(ctx, t, n)
-	c := dial(t, n.Cleave.Endpoint())
-	id := startWriter(ctx, t, n, c, "stubborn", stubborn)
-	waitForFile(ctx, t, c, id, "/ready")
-	pull, stop := longCalls(ctx, t, n, id)
-
-	var done atomic.Bool
-	var served atomic.Int64
-	var callers sync.WaitGroup
-	for range 4 {
-		caller := dial(t, n.Cleave.Endpoint())
-		callers.Go(func() {
-			for !done.Load() {
-				if _, err := caller.Runtime.Version(ctx, versionRequest); err != nil {
-					t.Errorf("a call was lost: %v", err)
-					return
-				}
-				served.Add(1)
-			}
-		})
-	}
-	callers.Go(func() { // a connection for each call
-		for !done.Load() {
-			fresh, err := pod.Dial(n.Cleave.Endpoint())
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			if _, err := fresh.Runtime.Version(ctx, versionRequest); err != nil {
-				t.Errorf("a call on a fresh connection was lost: %v", err)
-			}
-			if err := fresh.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	var olds []func(context.Context) error
-	for i := range 3 {
-		waitOld, err := n.Cleave.HandOver(ctx)
-		if err != nil {
-			t.Fatalf("handover %d: %v", i, err)
-		}
-		olds = append(olds, waitOld)
-		before := served.Load()
-		eventually(ctx, t, "calls go on", func() (string, bool) {
-			return fmt.Sprint(served.Load()), served.Load() > before+100 || t.Failed()
-		})
-	}
-	if err := <-stop; err != nil {
-		t.Errorf("the stop of %s was lost: %v", stopTime, err)
-	}
-	if err := <-pull; err != nil {
-		t.Errorf("the pull of %s was lost: %v", pullTime, err)
-	}
-	done.Store(true)
-	callers.Wait()
-	for _, waitOld := range olds {
-		if err := waitOld(ctx); err != nil {
-			t.Errorf("an old process stays: %v", err)
-		}
-	}
-	t.Logf("%d calls across 3 handovers", served.Load())
-}
-
 // TestStopGivesCallsTenSeconds ends cleave with SIGTERM while a pull of 60 s and
 // short calls are in flight.
 func TestStopGivesCallsTenSeconds(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, node.Options{})
 	ctx := bounded(t)
-	pushSlowImage(ctx, t, n)
+	pushSlow(ctx, t, n, slowImage)
 	c := dial(t, n.Cleave.Endpoint())
 	id := startWriter(ctx, t, n, c, "stubborn", stubborn)
 	waitForFile(ctx, t, c, id, "/ready")

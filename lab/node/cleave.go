@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/cleave-cri/cleave/agent"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/lab/runtime"
+	"github.com/cleave-cri/cleave/proxy/unixsock"
 )
 
 // Cleave is a `cleave serve` of one's own: the real program in a process. Its
@@ -27,6 +30,8 @@ type Cleave struct {
 
 	cmd *exec.Cmd     // the process started last, nil while none was
 	end chan struct{} // closed when cmd has ended
+
+	held *net.UnixListener // nil if cleave makes its socket itself
 }
 
 // BuildCleave builds the program into a folder and returns its path. race adds
@@ -94,6 +99,17 @@ func (c *Cleave) Start(ctx context.Context) error {
 	}
 	cmd := exec.Command(c.binary, c.args...) //nolint:gosec,noctx // our own program; it outlives ctx
 	cmd.Env, cmd.Stdout, cmd.Stderr = c.env, log, log
+	if c.held != nil {
+		socket, err := c.held.File()
+		if err != nil {
+			return errors.Join(fmt.Errorf("start cleave: %w", err), log.Close())
+		}
+		defer socket.Close() //nolint:errcheck // the process has its own
+		// The shell has the process number that the program then has (sd_listen_fds(3)).
+		cmd = exec.Command("/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, c.binary}, c.args...)...) //nolint:gosec,noctx // as above
+		cmd.Env, cmd.Stdout, cmd.Stderr = append(slices.Clip(c.env), "LISTEN_FDS=1", "LISTEN_FDNAMES=cleave.socket"), log, log
+		cmd.ExtraFiles = []*os.File{socket}
+	}
 	// A group of its own: Ctrl-C in a terminal is for the program that runs the lab, and a kept node outlives the terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = errors.Join(cmd.Start(), log.Close())
@@ -109,6 +125,31 @@ func (c *Cleave) Start(ctx context.Context) error {
 		close(end)
 	}()
 	return c.waitFor(ctx, cmd.Process.Pid, end)
+}
+
+// Hold listens on cleave's socket from now on and gives it to each process that is
+// started, as systemd does by cleave.socket: while none runs, connections wait.
+// It is for a cleave that does not run; Release ends it.
+func (c *Cleave) Hold() error {
+	l, err := unixsock.Listen(c.Socket(), unixsock.RootOnly)
+	if err != nil {
+		return fmt.Errorf("hold cleave's socket: %w", err)
+	}
+	c.held = l
+	return nil
+}
+
+// Release stops listening; the socket's file goes.
+func (c *Cleave) Release() error {
+	if c.held == nil {
+		return nil
+	}
+	err := errors.Join(c.held.Close(), os.Remove(c.Socket()))
+	c.held = nil
+	if err != nil {
+		return fmt.Errorf("release cleave's socket: %w", err)
+	}
+	return nil
 }
 
 // waitFor waits until the socket answers, and with a control socket until it is
@@ -251,6 +292,15 @@ func (c *Cleave) Stop(ctx context.Context) error {
 	pid, end := c.serving(ctx)
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("stop cleave: %w", err)
+	}
+	return waitGone(ctx, pid, end)
+}
+
+// Kill ends the process that serves now with SIGKILL and waits for it.
+func (c *Cleave) Kill(ctx context.Context) error {
+	pid, end := c.serving(ctx)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill cleave: %w", err)
 	}
 	return waitGone(ctx, pid, end)
 }
