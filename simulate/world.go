@@ -47,9 +47,32 @@ func World(s *scenario.Scenario) *sim.World {
 		w.Host = append(w.Host, sim.HostWriter{Name: h.Name, Filesystem: disks[h.Filesystem], Writer: writer(h.Write)})
 	}
 	for _, f := range s.Faults {
-		w.Faults = append(w.Faults, sim.Fault{Kind: sim.FaultKind(f.Kind), From: f.From, Until: f.Until, Pods: f.Pods})
+		fault(w, s, f, disks)
 	}
 	return w
+}
+
+// fault makes of what goes wrong on a real node what of it decisions notice: a
+// runtime that is away deletes nothing, a disk that is away has no figures.
+func fault(w *sim.World, s *scenario.Scenario, f scenario.Fault, disks map[string]int) {
+	kinds := []sim.FaultKind{sim.FaultKind(f.Kind)}
+	switch f.Kind {
+	case scenario.ContainerdKilled:
+		kinds = []sim.FaultKind{sim.ImagesStay, sim.ContainersStay}
+	case scenario.SnapshotterKilled:
+		kinds = []sim.FaultKind{sim.ImagesStay}
+	case scenario.RootUnmounted:
+		kinds = []sim.FaultKind{sim.MissingStats}
+	case scenario.DiskFull:
+		size := s.Filesystems[disks[f.On]].SizeBytes
+		w.Host = append(w.Host, sim.HostWriter{
+			Name: f.Kind + ": " + f.On, Filesystem: disks[f.On], Writer: sim.Writer{BytesPerSecond: size, AtMostBytes: size, From: f.From},
+		})
+		return
+	}
+	for _, kind := range kinds {
+		w.Faults = append(w.Faults, sim.Fault{Kind: kind, From: f.From, Until: f.Until, Pods: f.Pods})
+	}
 }
 
 func pod(p *scenario.Pod, images map[string]int) sim.Pod {

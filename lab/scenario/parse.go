@@ -202,7 +202,18 @@ func notNegative[T int | int64 | time.Duration](v T) error {
 	return nil
 }
 
-func (p *parser) text(to *string) func(*yaml.Node, string)  { return scalar(p, to, strict.Text, nil) }
+func (p *parser) text(to *string) func(*yaml.Node, string) { return scalar(p, to, strict.Text, nil) }
+
+// oneOf is one of some words.
+func (p *parser) oneOf(to *string, words ...string) func(*yaml.Node, string) {
+	return scalar(p, to, strict.Text, func(v string) error {
+		if !slices.Contains(words, v) {
+			return fmt.Errorf("%s is none of %s", strict.Shown(v), strings.Join(words, ", "))
+		}
+		return nil
+	})
+}
+
 func (p *parser) boolean(to *bool) func(*yaml.Node, string) { return scalar(p, to, strict.Bool, nil) }
 func (p *parser) integer(to *int) func(*yaml.Node, string) {
 	return scalar(p, to, strict.Int, notNegative[int])
@@ -302,6 +313,7 @@ func (p *parser) filesystems(s *Scenario) func(*yaml.Node, string) {
 			{"used", p.bytes(&f.UsedBytes)},
 			{"usedInodes", p.bytes(&f.UsedInodes)},
 			{"freesAfter", p.duration(&f.FreesAfter)},
+			{"type", p.oneOf(&f.Type, "ext4", "xfs", "btrfs")},
 		})
 		switch {
 		case f.SizeBytes == 0:
@@ -524,16 +536,14 @@ func (p *parser) faults(s *Scenario) func(*yaml.Node, string) {
 	return p.list(func(n *yaml.Node, path string) {
 		var f Fault
 		p.keys(n, path, keys{
-			{"kind", scalar(p, &f.Kind, strict.Text, func(v string) error {
-				if !slices.Contains(faultKinds(), v) {
-					return fmt.Errorf("%s is none of %s", strict.Shown(v), strings.Join(faultKinds(), ", "))
-				}
-				return nil
-			})},
+			{"kind", p.oneOf(&f.Kind, faultKinds()...)},
 			{"from", p.duration(&f.From)},
 			{"until", p.duration(&f.Until)},
 			{"pods", p.names(&f.Pods, "pod")},
+			{"on", p.reference(&f.On, "filesystem")},
 		})
+		hasFilesystem := f.Kind == RootUnmounted || f.Kind == DiskFull
+		ends := f.Kind == ContainerdKilled || f.Kind == SnapshotterKilled || f.Kind == RootUnmounted
 		switch {
 		case f.Kind == "":
 			p.Fault(n, path, "has no kind")
@@ -541,6 +551,14 @@ func (p *parser) faults(s *Scenario) func(*yaml.Node, string) {
 			p.Fault(n, path, "until must be after from")
 		case len(f.Pods) > 0 && f.Kind != MissingPodStats:
 			p.Fault(n, path, "pods is for %s only", MissingPodStats)
+		case hasFilesystem && f.On == "":
+			p.Fault(n, path, "%s is on no filesystem; give on", f.Kind)
+		case f.On != "" && !hasFilesystem:
+			p.Fault(n, path, "on is for %s and %s only", RootUnmounted, DiskFull)
+		case ends && f.Until == 0:
+			p.Fault(n, path, "%s has no end; give until", f.Kind)
+		case f.Kind == DiskFull && f.Until > 0:
+			p.Fault(n, path, "%s stays; leave until out", f.Kind)
 		}
 		s.Faults = append(s.Faults, f)
 	})
@@ -676,22 +694,41 @@ func (p *parser) expect(s *Scenario) func(*yaml.Node, string) {
 					{"imagesKept", p.names(&e.ImagesKept, "image")},
 					{"noSpaceAtLeast", p.times(&e.NoSpaceAtLeast)},
 					{"noSpaceAtMost", p.times(&e.NoSpaceAtMost)},
-					{"availableAtLeast", p.named(func(name, n *yaml.Node, path string) {
-						p.use(name, path, "filesystem", name.Value)
-						var v int64
-						p.bytes(&v)(n, path)
-						if e.AvailableAtLeast == nil {
-							e.AvailableAtLeast = map[string]int64{}
-						}
-						e.AvailableAtLeast[name.Value] = v
-					})},
+					{"availableAtLeast", p.amounts(&e.AvailableAtLeast, "filesystem")},
 					{"heldBackBy", p.names(&e.HeldBackBy, "")},
 				})
 				s.Expect[profile] = e
 			}
 		}
-		p.keys(n, path, keys{{"kubelet", read("kubelet")}, {"cleave", read("cleave")}})
+		p.keys(n, path, keys{{"kubelet", read("kubelet")}, {"cleave", read("cleave")}, {"lab", optional(&s.Lab, p.labExpect)}})
 	}
+}
+
+func (p *parser) labExpect(e *LabExpect) func(*yaml.Node, string) {
+	return func(n *yaml.Node, path string) {
+		p.keys(n, path, keys{
+			{"layout", p.oneOf(&e.Layout, "single", "dedicated", "split", "separate")},
+			{"deadRemovedAtLeast", optional(&e.DeadRemovedAtLeast, p.integer)},
+			{"unattributedAtLeast", p.amounts(&e.UnattributedAtLeast, "filesystem")},
+			{"openDeletedAtLeast", p.amounts(&e.OpenDeletedAtLeast, "pod")},
+			{"logsAtMost", p.amounts(&e.LogsAtMost, "pod")},
+			{"running", p.names(&e.Running, "pod")},
+			{"says", p.names(&e.Says, "")},
+		})
+	}
+}
+
+// amounts reads bytes by name of things of a kind.
+func (p *parser) amounts(to *map[string]int64, kind string) func(*yaml.Node, string) {
+	return p.named(func(name, n *yaml.Node, path string) {
+		p.use(name, path, kind, name.Value)
+		var v int64
+		p.bytes(&v)(n, path)
+		if *to == nil {
+			*to = map[string]int64{}
+		}
+		(*to)[name.Value] = v
+	})
 }
 
 // times reads durations by name of a pod or process.

@@ -38,6 +38,8 @@ type Scenario struct {
 	PullBytesPerSecond int64
 	// Expect is what has to come of it, for each profile.
 	Expect map[string]Expect
+	// Lab is what has to come of it on a real node besides; nil for nothing.
+	Lab *LabExpect
 }
 
 // Layout is which filesystem is what.
@@ -53,6 +55,9 @@ type Filesystem struct {
 	UsedBytes, UsedInodes int64
 	// FreesAfter is how long deleted space takes to come free.
 	FreesAfter time.Duration
+	// Type is ext4, xfs or btrfs where a real one is made; empty leaves the choice
+	// to whoever makes it.
+	Type string
 }
 
 // Image is an image.
@@ -151,10 +156,23 @@ const (
 	ImagesStay      = "images stay"
 	ContainersStay  = "containers stay"
 	KubeletRestart  = "kubelet restart"
+
+	// ContainerdKilled and SnapshotterKilled end the process at From and start it
+	// again at Until.
+	ContainerdKilled  = "containerd killed"
+	SnapshotterKilled = "snapshotter killed"
+	// RootUnmounted takes the filesystem On away from its place until Until.
+	RootUnmounted = "root unmounted"
+	// DiskFull takes all that is left of the filesystem On, from outside of all
+	// pods, and keeps it.
+	DiskFull = "disk full"
 )
 
 func faultKinds() []string {
-	return []string{StaleStats, MissingStats, MissingPodStats, ImagesStay, ContainersStay, KubeletRestart}
+	return []string{
+		StaleStats, MissingStats, MissingPodStats, ImagesStay, ContainersStay, KubeletRestart,
+		ContainerdKilled, SnapshotterKilled, RootUnmounted, DiskFull,
+	}
 }
 
 // Fault is something that goes wrong from From to Until, 0 for the end.
@@ -163,6 +181,8 @@ type Fault struct {
 	From, Until time.Duration
 	// Pods are whom it is about; empty for all.
 	Pods []string
+	// On is the filesystem that it is about.
+	On string
 }
 
 // Kubelet is the kubelet's configuration, under its own names.
@@ -215,4 +235,26 @@ type Expect struct {
 	AvailableAtLeast map[string]int64
 	// HeldBackBy are rules or options because of which nobody went.
 	HeldBackBy []string
+}
+
+// LabExpect is what has to come of a scenario on a real node, besides what is
+// expected of the cleave profile. No simulator can tell.
+type LabExpect struct {
+	// Layout is what cleave calls the node: single, dedicated, split or separate.
+	Layout string
+	// DeadRemovedAtLeast counts containers that had ended and were removed.
+	DeadRemovedAtLeast *int
+	// UnattributedAtLeast is what cleave at some time said that nobody has, by
+	// filesystem.
+	UnattributedAtLeast map[string]int64
+	// OpenDeletedAtLeast is what cleave at some time said that a pod holds in files
+	// that are deleted and open, by pod.
+	OpenDeletedAtLeast map[string]int64
+	// LogsAtMost is what the logs of a pod, rotated ones too, took at most at the
+	// end, by pod.
+	LogsAtMost map[string]int64
+	// Running are pods that run at the end.
+	Running []string
+	// Says are texts that were on the page of `cleave status` at some time.
+	Says []string
 }

@@ -113,7 +113,7 @@ func TestEveryKey(t *testing.T) {
 	want := &Scenario{
 		Title: "everything", Lasts: time.Hour, PullBytesPerSecond: 1 << 20,
 		Filesystems: []Filesystem{
-			{Name: "root", SizeBytes: 1 << 30, Inodes: 100, UsedBytes: 1 << 20, UsedInodes: 7, FreesAfter: 5 * time.Second}, {Name: "images", SizeBytes: 2 << 30},
+			{Name: "root", SizeBytes: 1 << 30, Inodes: 100, UsedBytes: 1 << 20, UsedInodes: 7, FreesAfter: 5 * time.Second}, {Name: "images", SizeBytes: 2 << 30, Type: "xfs"},
 		},
 		Layout: Layout{NodeFS: "root", ImageFS: "images", ContainerFS: "root"},
 		Images: []Image{
@@ -131,7 +131,7 @@ func TestEveryKey(t *testing.T) {
 			}},
 		}},
 		Host:   []HostProcess{{Name: "backup", Filesystem: "root", Write: Write{BytesPerSecond: 1}}},
-		Faults: []Fault{{Kind: MissingPodStats, From: time.Second, Until: time.Minute, Pods: []string{"web"}}},
+		Faults: []Fault{{Kind: MissingPodStats, From: time.Second, Until: time.Minute, Pods: []string{"web"}}, {Kind: DiskFull, From: 2 * time.Second, On: "images"}},
 		Kubelet: Kubelet{
 			Thresholds: thresholds, PressureTransitionPeriod: time.Minute, MaxPodGraceSeconds: 9, ImageGCHighPercent: 90, ImageGCLowPercent: 70, ImageMinimumAge: time.Second,
 			ImageMaximum: time.Hour, ContainerLogMaxSizeBytes: 1 << 20, ContainerLogMaxFiles: 3, CRIO: true,
@@ -142,6 +142,10 @@ func TestEveryKey(t *testing.T) {
 			ImagesRemoved: &[]string{"app"}, ImagesKept: []string{"app"}, NoSpaceAtLeast: map[string]time.Duration{"web": 0}, NoSpaceAtMost: map[string]time.Duration{"backup": time.Second},
 			AvailableAtLeast: map[string]int64{"root": 1}, HeldBackBy: []string{"HoldFire"},
 		}},
+		Lab: &LabExpect{
+			Layout: "split", DeadRemovedAtLeast: ptr(1), UnattributedAtLeast: map[string]int64{"root": 2}, OpenDeletedAtLeast: map[string]int64{"web": 3},
+			LogsAtMost: map[string]int64{"web": 4}, Running: []string{"web"}, Says: []string{"Layout"},
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
