@@ -275,7 +275,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		parts.Go(func() error { return a.decisions.run(work) })
 	}
 	if a.control != nil {
-		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics, decisions: a.decisions})
+		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics, largest: newLargest(a.observer).find, decisions: a.decisions})
 		parts.Go(func() error { serveControl(server, a.control, a.log); return nil })
 		parts.Go(func() error { endControl(work, server); return nil })
 	}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/cleave-cri/cleave/agent/control"
+	"github.com/cleave-cri/cleave/agent/du"
 )
 
 // pathStatus is where the control socket answers with a [Status].
@@ -32,6 +33,7 @@ type answers struct {
 	usage    func() Usage
 	handOver func(context.Context) (any, error)
 	metrics  http.Handler
+	largest  func(context.Context, du.Request) (any, error)
 	// decisions is nil where cleave does not reclaim.
 	decisions *decisions
 }
@@ -45,6 +47,7 @@ func controlServer(a answers) *http.Server {
 		"POST " + pathHandover: control.Without(a.handOver),
 		"GET " + pathPlan:      control.Without(a.decisions.plan),
 		"POST " + pathCollect:  control.With(a.decisions.collect),
+		"POST " + pathLargest:  control.With(a.largest),
 	})
 	mux := http.NewServeMux()
 	mux.Handle("GET "+pathMetrics, a.metrics)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,7 +10,7 @@ import (
 )
 
 func allocatableCommand() *cobra.Command {
-	var output, kubeconfig string
+	var kubeconfig string
 	cmd := &cobra.Command{
 		Use:   "allocatable",
 		Short: "Explain what pods can request of this node, and what the kernel enforces",
@@ -23,10 +22,10 @@ somebody should look at. Nothing is changed. docs/kube.md explains the terms.`,
 	}
 	s := settingsFlags(cmd, "runtime-endpoint", "listen", "control")
 	cmd.Flags().StringVar(&kubeconfig, "kubeconfig", "", "`file` with which the API server is asked what the node publishes; the kubelet's own by default")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	output := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if output != "text" && output != "json" {
-			return fmt.Errorf("--output %q: choose text or json", output)
+		if err := output.check(); err != nil {
+			return err
 		}
 		cfg, err := s.load()
 		if err != nil {
@@ -37,10 +36,7 @@ somebody should look at. Nothing is changed. docs/kube.md explains the terms.`,
 		if len(report.Resources) == 0 {
 			return err
 		}
-		if output == "json" {
-			return errors.Join(printJSON(cmd, report), err)
-		}
-		return errors.Join(report.WriteText(cmd.OutOrStdout(), time.Now()), err)
+		return errors.Join(output.write(cmd, report, func() error { return report.WriteText(cmd.OutOrStdout(), time.Now()) }), err)
 	}
 	return cmd
 }

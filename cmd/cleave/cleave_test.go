@@ -225,7 +225,7 @@ func TestUnknownOutput(t *testing.T) {
 	t.Parallel()
 	file := writeConfig(t, "version: 1\n")
 	for _, command := range []string{"status", "doctor"} {
-		if _, err := run(t, command, "--config", file, "-o", "xml"); err == nil || !strings.Contains(err.Error(), "choose text or json") {
+		if _, err := run(t, command, "--config", file, "-o", "xml"); err == nil || !strings.Contains(err.Error(), "choose text, json or yaml") {
 			t.Errorf("%s: %v", command, err)
 		}
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -11,7 +10,6 @@ import (
 )
 
 func doctorCommand() *cobra.Command {
-	var output string
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check the node and say what to do",
@@ -20,10 +18,10 @@ and the remedy. Nothing is changed. The exit code is 1 if a check fails.`,
 		Args: cobra.NoArgs,
 	}
 	s := settingsFlags(cmd)
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	output := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if output != "text" && output != "json" {
-			return fmt.Errorf("--output %q: choose text or json", output)
+		if err := output.check(); err != nil {
+			return err
 		}
 		cfg, err := s.load()
 		if err != nil {
@@ -33,11 +31,7 @@ and the remedy. Nothing is changed. The exit code is 1 if a check fails.`,
 		if err != nil {
 			return err
 		}
-		if output == "json" {
-			err = printJSON(cmd, results)
-		} else {
-			err = doctor.Write(cmd.OutOrStdout(), results)
-		}
+		err = output.write(cmd, results, func() error { return doctor.Write(cmd.OutOrStdout(), results) })
 		if err == nil && doctor.Worst(results) == doctor.Fail {
 			err = errors.New("doctor: at least one check failed")
 		}

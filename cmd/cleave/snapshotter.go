@@ -110,8 +110,8 @@ lets it take just those.`,
 }
 
 func snapshotterCheckCommand() *cobra.Command {
-	var output string
 	var repair bool
+	var output *output
 	cmd := offlineCommand("check", "Compare both roots with the database while the snapshotter does not run",
 		`Compare both roots with the database. Nothing is changed, save with --repair:
 then folders that nobody owns are moved to the trash, after they were shown. The
@@ -119,28 +119,19 @@ exit code is 1 if something is not as it should be. It refuses while the
 snapshotter runs.`,
 		func(cmd *cobra.Command, cfg config.Config, log *zap.Logger) error {
 			show := func(e snapshotter.Examination) error { return e.WriteFound(cmd.OutOrStdout()) }
-			if output == "json" {
+			if *output != "text" {
 				show = func(snapshotter.Examination) error { return nil }
 			}
 			e, err := snapshotter.Examine(cmd.Context(), cfg, log, repair, show)
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				err = printJSON(cmd, e)
-			} else {
-				err = e.WriteRepaired(cmd.OutOrStdout())
-			}
+			err = output.write(cmd, e, func() error { return e.WriteRepaired(cmd.OutOrStdout()) })
 			return errors.Join(err, e.Err())
 		})
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	output = outputFlag(cmd)
 	cmd.Flags().BoolVar(&repair, "repair", false, "move folders that nobody owns to the trash")
-	cmd.PreRunE = func(*cobra.Command, []string) error {
-		if output != "text" && output != "json" {
-			return fmt.Errorf("--output %q: choose text or json", output)
-		}
-		return nil
-	}
+	cmd.PreRunE = func(*cobra.Command, []string) error { return output.check() }
 	return cmd
 }
 

@@ -62,7 +62,7 @@ func TestSnapshotterNotRunning(t *testing.T) {
 		}
 	}
 	for _, command := range []string{"status", "check"} {
-		if _, err := cleave(t, "snapshotter", command, "-o", "xml", "--config", file); err == nil || !strings.Contains(err.Error(), "choose text or json") {
+		if _, err := cleave(t, "snapshotter", command, "-o", "xml", "--config", file); err == nil || !strings.Contains(err.Error(), "choose text, json or yaml") {
 			t.Errorf("%s -o xml: %v", command, err)
 		}
 	}

@@ -109,7 +109,7 @@ func Remember(ctx context.Context, root string, opt Options, mostFolders int) (U
 	m := &Memory{root: root, mostFolders: mostFolders, linked: linkSet{files: map[identity]linkedFile{}}}
 	m.begin(now)
 	opt.Workers = 1
-	u, err := measureInto(ctx, root, opt, kernelLister{mask: timesMask}, maxLinked, m)
+	u, err := measureInto(ctx, root, opt, kernelLister{mask: timesMask}, maxLinked, m, nil)
 	if err != nil || u.Partial || u.Apportioned > 0 || m.doubt != nil || m.tree == nil {
 		return u, nil, err
 	}

@@ -155,15 +155,15 @@ type lister interface {
 }
 
 func measure(ctx context.Context, root string, opt Options, list lister, most int) (Usage, error) {
-	return measureInto(ctx, root, opt, list, most, nil)
+	return measureInto(ctx, root, opt, list, most, nil, nil)
 }
 
-// measureInto measures a tree and remembers it in memory, if that is not nil.
-func measureInto(ctx context.Context, root string, opt Options, list lister, most int, memory *Memory) (Usage, error) {
+// measureInto measures a tree, remembers it in memory and ranks what is in it, each if it is not nil.
+func measureInto(ctx context.Context, root string, opt Options, list lister, most int, memory *Memory, rank *ranking) (Usage, error) {
 	started := time.Now()
 	s := &survey{
 		list: list, linked: inodeSet{most: most}, budget: pace.NewBudget(opt.EntriesPerSecond),
-		without: withoutOf(opt.Without), memory: memory,
+		without: withoutOf(opt.Without), memory: memory, rank: rank,
 	}
 	s.idle.Store(int32(min(max(opt.Workers, 1), maxWorkers) - 1))
 
@@ -171,6 +171,7 @@ func measureInto(ctx context.Context, root string, opt Options, list lister, mos
 	first.root = root
 	err := first.run(ctx)
 	s.helpers.Wait()
+	rank.end(first)
 	s.retire(first, err)
 	if s.panicked != nil {
 		panic(s.panicked)
@@ -214,6 +215,8 @@ type survey struct {
 	without map[identity]bool
 	// memory keeps what is found; nil if nobody wants that. It has one worker.
 	memory *Memory
+	// rank lists the largest of what is found; nil if nobody wants that. It has one worker.
+	rank *ranking
 	// idle is how many more workers may be busy. Who has much to do and sees one
 	// idle gives half of it away.
 	idle    atomic.Int32
@@ -368,6 +371,7 @@ func (w *walker) run(ctx context.Context) error {
 	d.folder = w.memory.enter(nil, nil, &w.attr)
 	w.survey.top = d.id
 	w.count(&w.attr)
+	w.rank.enter(&w.attr)
 	return w.visit(ctx)
 }
 
@@ -420,6 +424,7 @@ func (w *walker) push(fd, name int) {
 
 // pop leaves the directory at the top, and opens its parent if that is closed.
 func (w *walker) pop() {
+	w.rank.leave(w)
 	done := *w.last()
 	w.stack = w.stack[:len(w.stack)-1]
 	w.names = w.names[:done.first]
@@ -432,6 +437,7 @@ func (w *walker) pop() {
 		if parent.next < parent.end || !parent.atEnd {
 			w.unreadable(len(w.stack)-1, "open", err)
 		}
+		w.rank.leave(w)
 		w.names = w.names[:parent.first]
 		w.stack = w.stack[:len(w.stack)-1]
 	}
@@ -539,6 +545,7 @@ func (w *walker) descend(ctx context.Context, d *dir) error {
 	parent, end := d.folder, d.next
 	w.push(fd, name)
 	w.last().id = w.attr.identity
+	w.rank.enter(&w.attr)
 	if parent != nil {
 		w.last().folder = w.memory.enter(parent, w.names[name:end], &w.attr)
 	}
@@ -650,6 +657,7 @@ func (w *walker) look(ctx context.Context, d *dir, name []byte) error {
 		}
 	}
 	w.count(&w.attr)
+	w.rank.file(w, name, &w.attr)
 	return nil
 }
 
@@ -685,12 +693,15 @@ func (w *walker) unreadableName(d *dir, op string, name int, err error) {
 }
 
 // path is that of a level of the stack, for people.
-func (w *walker) path(level int) string {
+func (w *walker) path(level int) string { return w.root + w.below(level) }
+
+// below is the path without that of the root.
+func (w *walker) below(level int) string {
 	const most = 64 // levels that are named
-	path := w.root
+	path := ""
 	from := 1
 	if level > most {
-		path, from = path+"/…", level-most+1
+		path, from = "/…", level-most+1
 	}
 	for i := from; i <= level; i++ {
 		path += "/" + w.nameAt(w.stack[i].name)
