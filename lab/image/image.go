@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -25,7 +26,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
+	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/cleave-cri/cleave/lab/busybox"
 )
@@ -97,11 +100,26 @@ func Pause(ctx context.Context) (v1.Image, error) {
 }
 
 // Random builds an image of random files: layers layers of layerBytes bytes each. The same numbers give the same image.
-// It can be pulled and unpacked, not run.
+// It can be pulled and unpacked, not run. Its layers are not compressed: random bytes get no smaller by it, only late.
 func Random(seed int64, layers int, layerBytes int64) (v1.Image, error) {
-	image, err := random.Image(layerBytes, int64(layers), random.WithSource(rand.NewSource(seed)))
-	if err != nil {
-		return nil, fmt.Errorf("make a random image of %d layers: %w", layers, err)
+	source := random.WithSource(rand.NewSource(seed))
+	image := v1.Image(empty.Image)
+	for range layers {
+		made, err := random.Layer(layerBytes, types.DockerUncompressedLayer, source)
+		if err != nil {
+			return nil, fmt.Errorf("make a random layer of %d bytes: %w", layerBytes, err)
+		}
+		content, err := made.Uncompressed()
+		if err != nil {
+			return nil, fmt.Errorf("open a random layer: %w", err)
+		}
+		tar, err := io.ReadAll(content)
+		if err := errors.Join(err, content.Close()); err != nil {
+			return nil, fmt.Errorf("read a random layer: %w", err)
+		}
+		if image, err = mutate.AppendLayers(image, static.NewLayer(tar, types.DockerUncompressedLayer)); err != nil {
+			return nil, fmt.Errorf("add a random layer: %w", err)
+		}
 	}
 	return image, nil
 }
