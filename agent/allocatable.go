@@ -168,7 +168,8 @@ func publishedAmounts(ctx context.Context, kubeconfig string, s kubelet.Settings
 	return amountsOf(node.Status.Capacity), amountsOf(node.Status.Allocatable), nil
 }
 
-// nodeClient asks the API server as a kubeconfig says, about the node of a kubelet.
+// nodeClient asks the API server as a kubeconfig says, about the node of a kubelet. One that is not the kubelet's own is taken for a
+// service account's.
 func nodeClient(kubeconfig string, s kubelet.Settings) (*kube.Client, error) {
 	name := s.NodeName.Value
 	if name == "" {
@@ -178,15 +179,19 @@ func nodeClient(kubeconfig string, s kubelet.Settings) (*kube.Client, error) {
 		}
 		name = host
 	}
-	return kube.NewClient(kube.ConnectOptions{Kubeconfig: kubeconfig, Node: strings.ToLower(strings.TrimSpace(name)), UserAgent: "cleave"})
+	return kube.NewClient(kube.ConnectOptions{
+		Kubeconfig: kubeconfig, ServiceAccount: kubeconfig != s.Kubeconfig.Value, Node: strings.ToLower(strings.TrimSpace(name)), UserAgent: "cleave",
+	})
 }
 
-// rightsChecks are about what the identity of a kubelet may do at the API server. A kubelet without a kubeconfig has none.
-func rightsChecks(s kubelet.Settings) []doctor.Check {
-	if s.Kubeconfig.Value == "" {
+// rightsChecks are about what cleave may do at the API server: as configured, or as the kubelet. A kubelet without a kubeconfig may
+// nothing.
+func rightsChecks(configured string, s kubelet.Settings) []doctor.Check {
+	kubeconfig := cmp.Or(configured, s.Kubeconfig.Value)
+	if kubeconfig == "" {
 		return nil
 	}
-	client, err := nodeClient(s.Kubeconfig.Value, s)
+	client, err := nodeClient(kubeconfig, s)
 	if err != nil {
 		return []doctor.Check{{Name: "rights at API server", Run: func(context.Context) doctor.Result {
 			return doctor.Warned(err.Error(), "run `cleave doctor` where the kubelet's files are")

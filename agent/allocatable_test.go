@@ -65,10 +65,10 @@ func TestFilesystemsByDevice(t *testing.T) {
 // TestRightsNeedAKubeconfig: a kubelet without an API server has no rights to check, one whose file can't be read is told.
 func TestRightsNeedAKubeconfig(t *testing.T) {
 	t.Parallel()
-	if checks := rightsChecks(kubelet.Settings{}); len(checks) != 0 {
+	if checks := rightsChecks("", kubelet.Settings{}); len(checks) != 0 {
 		t.Errorf("checks: %+v", checks)
 	}
-	checks := rightsChecks(kubelet.Settings{Kubeconfig: kubelet.Setting[string]{Value: filepath.Join(t.TempDir(), "none")}})
+	checks := rightsChecks("", kubelet.Settings{Kubeconfig: kubelet.Setting[string]{Value: filepath.Join(t.TempDir(), "none")}})
 	if len(checks) != 1 || checks[0].Run(t.Context()).Level != "warn" {
 		t.Errorf("checks: %+v", checks)
 	}

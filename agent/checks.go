@@ -76,7 +76,7 @@ func examineKubelet(ctx context.Context, cfg config.Config, reader kubelet.Reade
 		s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{cfg.Listen.Endpoint.Path(), crioEndpoint}})
 		if err == nil {
 			s = versioned(ctx, reader, s)
-			found <- append(kubelet.Checks(s, kubeletFacts(ctx, cfg, reader, s, o)), rightsChecks(s)...)
+			found <- append(kubelet.Checks(s, kubeletFacts(ctx, cfg, reader, s, o)), rightsChecks(cfg.Reclaim.Kubeconfig, s)...)
 		}
 		return kubelet.Found(s, err)
 	}}})

@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/keeper"
 	"github.com/cleave-cri/cleave/agent/owners"
+	"github.com/cleave-cri/cleave/agent/pressure"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
@@ -24,6 +25,7 @@ import (
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/kube/evict"
+	"github.com/cleave-cri/cleave/kube/report"
 	"github.com/cleave-cri/cleave/proxy"
 	"github.com/cleave-cri/cleave/proxy/imagelock"
 	"github.com/cleave-cri/cleave/reclaim"
@@ -60,6 +62,9 @@ type decisions struct {
 
 	kubelet atomic.Pointer[kubelet.Settings]
 	cluster atomic.Pointer[cluster]
+	// pressure is what the last pass came to, nil before it; book is the keeper's own, for the next.
+	pressure atomic.Pointer[pressure.Picture]
+	book     pressure.Book
 	// acts says that this process is the one that deletes and evicts, not the one before or after it.
 	acts atomic.Bool
 
@@ -73,6 +78,7 @@ type cluster struct {
 	watch   *kube.Watch
 	static  *kube.Manifests
 	evictor *evict.Evictor
+	teller  *teller
 }
 
 func (c *cluster) view() kube.View {
@@ -119,7 +125,7 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 	containers := &reclaim.Containers{Site: site, Runtime: runtime, Pods: d, LogDir: a.cfg.Filesystems.Logs}
 	logs := &reclaim.Logs{Site: site, Runtime: runtime, Pods: d, Dir: a.cfg.Filesystems.Logs}
 	parts := keeper.Parts{
-		Decider: "cleave", Look: d.look, Glance: d.glance, Config: d.config, Record: d.record,
+		Decider: "cleave", Look: d.look, Glance: d.glance, Config: d.config, Record: d.record, Passed: d.passed,
 		Observe: a.cfg.Mode == config.ModeObserve, Log: d.log,
 		Reclaimers: map[engine.Reclaim]keeper.Reclaimer{
 			engine.DeadContainers: containerReclaimer{d, containers}, engine.UnusedImages: imageReclaimer{d}, engine.OldLogs: logReclaimer{d, logs},
@@ -129,6 +135,7 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 	if a.cfg.Reclaim.Evict {
 		parts.Evictor = d
 	}
+	d.openAdmission(c)
 	d.keeper = keeper.New(parts)
 	a.decisions = d
 	return nil
@@ -252,6 +259,8 @@ func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
 	}
 	c := &cluster{client: client, watch: kube.NewWatch(client), static: kube.NewManifests(s.StaticPodPath.Value, client.Node(), kubeletEvery)}
 	c.evictor = evict.New(client, evict.Options{})
+	c.teller = newTeller(client, d.cfg, d.log.Named("kube"))
+	parts.Go(func() { c.teller.run(ctx) })
 	for _, run := range []func(context.Context) error{c.watch.Run, c.static.Run} {
 		parts.Go(func() {
 			if err := run(ctx); err != nil && ctx.Err() == nil {
@@ -282,10 +291,20 @@ func (d *decisions) openRecorder() error {
 }
 
 func (d *decisions) record(r record.Record, acted bool) {
+	for _, e := range newsOf(r, d.cfg.Reclaim.Evict && d.cfg.Mode != config.ModeObserve) {
+		d.tell(e)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.recorder != nil {
 		d.recorder.Append(r, acted)
+	}
+}
+
+// tell tells the cluster, if it is known and wants to hear.
+func (d *decisions) tell(e report.Event) {
+	if c := d.cluster.Load(); c != nil {
+		c.teller.tell(e)
 	}
 }
 
@@ -426,7 +445,12 @@ func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) err
 	if !ok {
 		return fmt.Errorf("evict %s/%s: the API server knows no pod with UID %s", e.Namespace, e.Name, e.UID)
 	}
+	ref := report.PodRef{Namespace: e.Namespace, Name: e.Name, UID: e.UID}
+	d.tell(report.Event{Reason: report.Evicting, Warning: true, Pod: &ref, Note: evictionNote(e, hard)})
 	outcome, err := c.evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: hard, MaxGraceSeconds: s.EvictionMaxPodGraceSeconds.Value})
+	if errors.Is(err, evict.ErrBudget) {
+		d.tell(report.Event{Reason: report.EvictionRefused, Warning: true, Pod: &ref, Note: err.Error()})
+	}
 	if err == nil {
 		d.log.Info("a pod was evicted and is gone", zap.String("pod", e.Namespace+"/"+e.Name), zap.Any("outcome", outcome))
 	}

@@ -169,10 +169,15 @@ type ReclaimStatus struct {
 	keeper.Status
 	// Records counts what was written to the flight recorder, nil while another process records.
 	Records *flight.Counters `json:"records,omitempty"`
+	// Kube is what the cluster was told, nil where nothing is to be.
+	Kube *TellStatus `json:"kube,omitempty"`
 }
 
 func (d *decisions) status() *ReclaimStatus {
 	s := &ReclaimStatus{Status: d.keeper.Status()}
+	if c := d.cluster.Load(); c != nil {
+		s.Kube = c.teller.Status()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.recorder != nil {
@@ -200,4 +205,5 @@ func (s *ReclaimStatus) writeText(out *page.Writer, now time.Time) {
 	for _, o := range s.Overlaps {
 		out.Printf("! Reclaim: nobody is evicted by a threshold that is not above the kubelet's: %s\n", o)
 	}
+	s.Kube.writeText(out)
 }

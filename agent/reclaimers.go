@@ -80,7 +80,16 @@ func (r imageReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step
 
 // Run implements [keeper.Reclaimer].
 func (r imageReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
-	return r.d.removal.Run(ctx, step)
+	return r.d.removeImages(ctx, step)
+}
+
+// removeImages carries a step out and tells the cluster what came of it.
+func (d *decisions) removeImages(ctx context.Context, step record.Step) (record.Step, error) {
+	step, err := d.removal.Run(ctx, step)
+	if e := removedEvent(step); e != nil {
+		d.tell(*e)
+	}
+	return step, err
 }
 
 // imageChoice reads what there is to pick from: layers and blobs as far as they are on the filesystem of a role.
@@ -180,7 +189,7 @@ func (c *imageCollector) Plan(ctx context.Context) (record.Step, error) {
 
 // Run implements [keeper.Collector].
 func (c *imageCollector) Run(ctx context.Context, step record.Step) (record.Step, error) {
-	return c.d.removal.Run(ctx, step)
+	return c.d.removeImages(ctx, step)
 }
 
 // containerCollector collects dead containers while nothing is short.

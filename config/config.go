@@ -68,6 +68,8 @@ type Config struct {
 	Reclaim Reclaim
 	// Limits are how much what a container writes may take.
 	Limits Limits
+	// Kube is what the cluster is told of this node's disks.
+	Kube Kube
 	// Snapshotter is the split snapshotter, a process of its own.
 	Snapshotter Snapshotter
 }
@@ -216,9 +218,29 @@ type Reclaim struct {
 	// Evict lets it evict pods through the Kubernetes API where nothing else is
 	// left to free. Default: false.
 	Evict bool
-	// Kubeconfig says as whom the API server is asked: an absolute path. Empty
-	// means as the kubelet. Default: empty.
+	// Kubeconfig says as whom the API server is asked: an absolute path of a file
+	// with a service account's token. Empty means as the kubelet. Default: empty.
 	Kubeconfig string
+}
+
+// Kube is what the cluster is told of this node's disks, and how new containers
+// are kept away from one that is full (docs/kube.md). All of it needs
+// Reclaim.Enabled and goes by its thresholds.
+type Kube struct {
+	// Admission refuses containers (ResourceExhausted) while a filesystem is below a
+	// hard threshold, but for critical pods and those that tolerate
+	// node.kubernetes.io/disk-pressure. Mode cri only. Default: false.
+	Admission bool
+	// Conditions keeps a condition of the node for each filesystem, such as
+	// CleaveImageFSPressure. Default: false.
+	Conditions bool
+	// Events writes events on pods and on the node. Default: false.
+	Events bool
+	// Taint keeps new pods from the node while a filesystem is below a hard
+	// threshold: cleave-cri.github.io/disk-pressure:NoSchedule. Mode cri only; it needs
+	// Reclaim.Kubeconfig, because a kubelet may not change its node's taints.
+	// Default: false.
+	Taint bool
 }
 
 // Snapshotter is the split snapshotter (`cleave snapshotter`), which puts image

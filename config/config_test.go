@@ -113,6 +113,11 @@ reclaim:
     enabled: false
     evict: false
     kubeconfig: ""
+kube:
+    admission: false
+    conditions: false
+    events: false
+    taint: false
 stateDir: /var/lib/cleave
 filesystems:
     nodefs: /var/lib/kubelet
@@ -179,6 +184,10 @@ func TestParseValues(t *testing.T) {
 		}},
 		{"empty list", "version: 1\nsnapshotter: {namespaces: []}", func(c *Config) { c.Snapshotter.Namespaces = nil }},
 		{"yes and no", "version: 1\nsnapshotter: {remapIDs: false, syncOnCommit: true}", func(c *Config) { c.Snapshotter.RemapIDs, c.Snapshotter.SyncOnCommit = false, true }},
+		{"kube", "version: 1\nreclaim: {enabled: true, kubeconfig: /k}\nkube: {admission: true, conditions: true, events: true, taint: true}", func(c *Config) {
+			c.Reclaim.Enabled, c.Reclaim.Kubeconfig = true, "/k"
+			c.Kube = Kube{Admission: true, Conditions: true, Events: true, Taint: true}
+		}},
 		{"limits", "version: 1\nlimits: {writableLayer: 10Gi}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}", func(c *Config) {
 			c.Limits.WritableLayerBytes = 10 << 30
 			c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot, c.Snapshotter.ProjectQuota = "/a", "/b", true
@@ -225,7 +234,7 @@ func TestParseFaults(t *testing.T) {
 		{"unknown key, letter case", "version: 1\nstatedir: /x\n", []string{`c.yaml:2:1: statedir: unknown key; did you mean "stateDir"?`}},
 		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint, snapshotter.endpoint`}},
 		{"unknown key, unlike any", "version: 1\nlog: {colour: red}\n", []string{`c.yaml:2:7: log.colour: unknown key; log has level, format`}},
-		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, stateDir, filesystems, measure, memory, log, limits, snapshotter`}},
+		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, kube, stateDir, filesystems, measure, memory, log, limits, snapshotter`}},
 		{"key twice", "version: 1\nmode: cri\nmode: cri\n", []string{"c.yaml:3:1: mode: is given twice, first on line 2"}},
 		{"section twice", "version: 1\nlog: {level: info}\nlog: {format: json}\n", []string{"c.yaml:3:1: log: is given twice, first on line 2"}},
 		{"number for text", "version: 1\nruntime:\n  namespace: 5\n", []string{`c.yaml:3:14: runtime.namespace: must be text, not "5": put it in quotes if it is meant so`}},
@@ -311,6 +320,12 @@ func TestParseFaults(t *testing.T) {
 		{"limits of pods that nobody knows", "version: 1\nlimits: {fromPods: true}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}\n", []string{
 			"c.yaml:2:20: limits.fromPods: pods' limits are known only where reclaim.enabled is set",
 		}},
+		{"events without reclaim", "version: 1\nkube: {events: true}\n", []string{
+			"c.yaml:2:16: kube.events: goes by the thresholds of reclaim: set reclaim.enabled too",
+		}},
+		{"a taint as the node", "version: 1\nreclaim: {enabled: true}\nkube: {taint: true}\n", []string{
+			"c.yaml:3:15: kube.taint: a kubelet may not change its node's taints: set reclaim.kubeconfig to a service account's",
+		}},
 		{"a limit of a few bytes", "version: 1\nlimits: {writableLayer: 100}\nsnapshotter: {imageRoot: /a, containerRoot: /b, projectQuota: true}\n", []string{
 			"c.yaml:2:25: limits.writableLayer: must be at least 1Mi, or 0 for no limit, not 100",
 		}},
@@ -341,7 +356,7 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:4:10: control: anchors and aliases (& and *) are not supported",
 		}},
 		{"merge key", "version: 1\n<<: {mode: cri}\n", []string{
-			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, stateDir, filesystems, measure, memory, log, limits, snapshotter`,
+			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, kube, stateDir, filesystems, measure, memory, log, limits, snapshotter`,
 		}},
 		{"tag", "version: 1\nmode: !!str cri\n", []string{"c.yaml:2:7: mode: tags (!) are not supported"}},
 		{"list as a key", "version: 1\n? [a]\n: b\n", []string{"c.yaml:2:3: a key must be a name, not a list"}},

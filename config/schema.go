@@ -54,6 +54,12 @@ func schema(c *Config) section {
 			{key: "evict", value: boolValue{&c.Reclaim.Evict}},
 			{key: "kubeconfig", value: textValue{&c.Reclaim.Kubeconfig}},
 		}},
+		{key: "kube", sub: section{
+			{key: "admission", value: boolValue{&c.Kube.Admission}},
+			{key: "conditions", value: boolValue{&c.Kube.Conditions}},
+			{key: "events", value: boolValue{&c.Kube.Events}},
+			{key: "taint", value: boolValue{&c.Kube.Taint}},
+		}},
 		{key: "stateDir", value: textValue{&c.StateDir}},
 		{key: "filesystems", sub: section{
 			{key: "nodefs", value: textValue{&c.Filesystems.NodeFS}},

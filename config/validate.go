@@ -162,6 +162,19 @@ func (c Config) faults() Faults {
 		fault("limits.fromPods", "pods' limits are known only where reclaim.enabled is set")
 		out[len(out)-1].Other = "reclaim.enabled"
 	}
+	for _, option := range []struct {
+		key string
+		on  bool
+	}{{"admission", c.Kube.Admission}, {"conditions", c.Kube.Conditions}, {"events", c.Kube.Events}, {"taint", c.Kube.Taint}} {
+		if option.on && !c.Reclaim.Enabled {
+			fault("kube."+option.key, "goes by the thresholds of reclaim: set reclaim.enabled too")
+			out[len(out)-1].Other = "reclaim.enabled"
+		}
+	}
+	if c.Kube.Taint && c.Reclaim.Kubeconfig == "" {
+		fault("kube.taint", "a kubelet may not change its node's taints: set reclaim.kubeconfig to a service account's")
+		out[len(out)-1].Other = "reclaim.kubeconfig"
+	}
 	out = append(out, c.Snapshotter.faults()...)
 	return out
 }

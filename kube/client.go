@@ -43,6 +43,8 @@ type ConnectOptions struct {
 	// Kubeconfig is a file such as the kubelet's, with the node's identity. Its certificate and token are read anew when their
 	// files change. Empty means the service account of the pod that this process runs in.
 	Kubeconfig string
+	// ServiceAccount says that the kubeconfig is a service account's, or somebody else's who is not the node.
+	ServiceAccount bool
 	// Node is the name of this node. Required.
 	Node string
 	// UserAgent is what the API server's audit log shows.
@@ -64,10 +66,10 @@ func NewClient(o ConnectOptions) (*Client, error) {
 	if o.Node == "" {
 		return nil, errors.New("prepare a client of the API server: the name of this node is not known")
 	}
-	c := &Client{node: o.Node, serviceAccount: o.Kubeconfig == ""}
+	c := &Client{node: o.Node, serviceAccount: o.Kubeconfig == "" || o.ServiceAccount}
 	var cfg *rest.Config
 	var err error
-	if c.serviceAccount {
+	if o.Kubeconfig == "" {
 		cfg, err = rest.InClusterConfig()
 		if err != nil {
 			return nil, fmt.Errorf("find the service account of this pod: %w; outside of a pod, name a kubeconfig", err)

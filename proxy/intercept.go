@@ -61,6 +61,29 @@ func Chain(first, second AnswerFunc) AnswerFunc {
 	}
 }
 
+// ChainHolds returns a HoldFunc of two: the second is asked if the first lets the call be made. Should the second panic, the call is made
+// and the first never hears of its end.
+func ChainHolds(first, second HoldFunc) HoldFunc {
+	return func(ctx context.Context, request []byte) (func(), error) {
+		ended, err := first(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		if ended == nil {
+			ended = func() {}
+		}
+		later, err := second(ctx, request)
+		if err != nil {
+			ended()
+			return nil, err
+		}
+		if later == nil {
+			return ended, nil
+		}
+		return func() { later(); ended() }, nil
+	}
+}
+
 // halfError is that of one of two chained AnswerFuncs, with the answer of the other.
 type halfError struct {
 	answer []byte

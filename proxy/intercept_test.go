@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -242,4 +243,42 @@ func wrongRequest(r []byte) error {
 		return fmt.Errorf("it got %q", r)
 	}
 	return nil
+}
+
+// Two holds on one call: the second is asked only if the first lets it pass, and both hear of its end, the second first.
+func TestHoldsInARow(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("no")
+	for _, tc := range []struct {
+		name          string
+		first, second error
+		quiet         bool
+		want          []string
+	}{
+		{"both let it pass", nil, nil, false, []string{"first", "second", "second ended", "first ended"}},
+		{"neither has to know of the end", nil, nil, true, []string{"first", "second"}},
+		{"the first refuses", refused, nil, false, []string{"first"}},
+		{"the second refuses", nil, refused, false, []string{"first", "second", "first ended"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			var got []string
+			hold := func(name string, err error) proxy.HoldFunc {
+				return func(context.Context, []byte) (func(), error) {
+					got = append(got, name)
+					if err != nil || tc.quiet {
+						return nil, err
+					}
+					return func() { got = append(got, name+" ended") }, nil
+				}
+			}
+			ended, err := proxy.ChainHolds(hold("first", tc.first), hold("second", tc.second))(t.Context(), nil)
+			if err == nil {
+				ended()
+			}
+			if !slices.Equal(got, tc.want) || (err == nil) != (tc.first == nil && tc.second == nil) || err != nil && !errors.Is(err, refused) {
+				t.Errorf("%q, %v; want %q", got, err, tc.want)
+			}
+		})
+	}
 }

@@ -87,6 +87,8 @@ type Parts struct {
 	Evictor Evictor
 	// Record takes what was decided and done; nil for nowhere. acted says that something was deleted or ended.
 	Record func(r record.Record, acted bool)
+	// Passed is told of every pass when it is over, also of those that are no news to Record; nil for nobody. It must not wait.
+	Passed func(r record.Record)
 	// Observe decides and records, and does nothing.
 	Observe bool
 	// State is what an earlier keeper left; the zero State is that of one that never looked.
@@ -223,6 +225,9 @@ func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duratio
 	r.Next = k.state
 	acted := k.carryOut(ctx, setup.Config, &r, running)
 	k.note(setup, in, r, acted)
+	if k.parts.Passed != nil {
+		k.parts.Passed(r)
+	}
 	if in.Summary == nil {
 		return engine.LongestRest
 	}

@@ -46,6 +46,8 @@ type options struct {
 	containerd cell.Containerd
 	// cleave changes cleave's configuration; nil means no change.
 	cleave func(*config.Config)
+	// account has cleave ask the API server with an identity that is not the kubelet's.
+	account bool
 }
 
 // programs are the paths of what a node is made of.
@@ -93,6 +95,11 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 	if err != nil {
 		return err
 	}
+	if o.account {
+		if err := c.plane.WriteKubeconfig(at("account.kubeconfig")); err != nil {
+			return err
+		}
+	}
 	c.node, err = node.Start(ctx, run, node.Options{
 		Containerd: p.containerd, Shim: p.shim,
 		Cleave: os.Getenv(cleaveEnv),
@@ -104,6 +111,9 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 			cfg.Mode = cmp.Or(o.mode, config.ModeCRIO)
 			cfg.Filesystems.NodeFS = filepath.Join(disks[diskContainers].Path(), "kubelet")
 			cfg.Filesystems.Logs = filepath.Join(disks[diskContainers].Path(), "pods")
+			if o.account {
+				cfg.Reclaim.Kubeconfig = at("account.kubeconfig")
+			}
 			if o.cleave != nil {
 				o.cleave(cfg)
 			}

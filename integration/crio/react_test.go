@@ -4,13 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/kube/report"
 	"github.com/cleave-cri/cleave/lab/kube"
+	"github.com/cleave-cri/cleave/lab/node"
 )
 
 // KSS-24 turned round: cleave's figures are seconds old where the kubelet's are a minute old, so with it the one that fills the disk
@@ -31,6 +41,7 @@ func TestKSS24_CleaveEvictsTheFiller(t *testing.T) {
 			}
 			c := start(t, options{mode: tc.mode, settings: eviction(map[string]string{"nodefs.available": "30%"}), cleave: func(cfg *config.Config) {
 				cfg.Reclaim.Enabled, cfg.Reclaim.Evict = true, true
+				cfg.Kube.Events, cfg.Kube.Conditions = true, true
 			}})
 			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 			defer cancel()
@@ -84,6 +95,146 @@ func TestKSS24_CleaveEvictsTheFiller(t *testing.T) {
 				return err
 			})
 			c.stillRuns(ctx, t, "innocent")
+			told := c.event(ctx, t, report.Evicting, "writer")
+			if told.Regarding.Kind != "Pod" || told.Type != "Warning" || !strings.Contains(told.Note, "bytes, less than") || !strings.Contains(told.Note, "Container main uses") {
+				t.Errorf("the event on the writer: %+v", told)
+			}
+			if told := c.event(ctx, t, report.ThresholdMet, kube.NodeName); !strings.Contains(told.Note, "fs.available < ") {
+				t.Errorf("the event on the node: %+v", told)
+			}
+			eventually(ctx, t, "the conditions say that there is room", func() error { return c.conditions(ctx, corev1.ConditionFalse, corev1.ConditionFalse) })
 		})
 	}
+}
+
+// event is the last one with a reason that cleave has told about an object.
+func (c *cluster) event(ctx context.Context, t *testing.T, reason report.Reason, name string) (found eventsv1.Event) {
+	t.Helper()
+	eventually(ctx, t, fmt.Sprintf("there is an event %s about %s", reason, name), func() error {
+		list, err := c.plane.Client().EventsV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, e := range list.Items {
+			if e.Reason == string(reason) && e.ReportingController == report.Controller && e.Regarding.Name == name {
+				found = e
+				return nil
+			}
+		}
+		return fmt.Errorf("there is none among %d", len(list.Items))
+	})
+	return found
+}
+
+// conditions says how those of the node differ from what they should be: of the disk that nodefs and containerfs are on, and of imagefs.
+func (c *cluster) conditions(ctx context.Context, shared, images corev1.ConditionStatus) error {
+	n, err := c.kubelet.Node(ctx)
+	if err != nil {
+		return err
+	}
+	got := map[string]corev1.ConditionStatus{}
+	for _, condition := range n.Status.Conditions {
+		got[string(condition.Type)] = condition.Status
+	}
+	for kind, want := range map[string]corev1.ConditionStatus{"CleaveNodeFSPressure": shared, "CleaveContainerFSPressure": shared, "CleaveImageFSPressure": images} {
+		if got[kind] != want {
+			err = errors.Join(err, fmt.Errorf("%s is %q", kind, got[kind]))
+		}
+	}
+	return err
+}
+
+// tainted says whether cleave's taint is on the node.
+func (c *cluster) tainted(ctx context.Context) (bool, error) {
+	n, err := c.kubelet.Node(ctx)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(n.Spec.Taints, func(taint corev1.Taint) bool {
+		return taint.Key == report.TaintKey && taint.Effect == corev1.TaintEffectNoSchedule
+	}), nil
+}
+
+// TestANodeThatIsFullTakesNoPods: a disk fills up to where cleave would act, if it might evict, and the kubelet does not. The cluster
+// sees it, and no pod comes but those that tolerate it; when there is room again all of that ends.
+func TestANodeThatIsFullTakesNoPods(t *testing.T) {
+	const kubeletPercent, oursPercent = 30, 32
+	c := start(t, options{
+		mode: config.ModeCRI, account: true, settings: eviction(map[string]string{"nodefs.available": fmt.Sprintf("%d%%", kubeletPercent)}),
+		cleave: func(cfg *config.Config) {
+			cfg.Reclaim.Enabled = true
+			cfg.Kube = config.Kube{Admission: true, Conditions: true, Events: true, Taint: true}
+		},
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := c.plane.Run(ctx, innocent()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the conditions say that there is room", func() error { return c.conditions(ctx, corev1.ConditionFalse, corev1.ConditionFalse) })
+	disk := c.node.Disks[diskContainers].Path()
+	var fs unix.Statfs_t
+	if err := unix.Statfs(disk, &fs); err != nil {
+		t.Fatal(err)
+	}
+	size, block := int64(fs.Blocks)*fs.Bsize, fs.Bsize //nolint:gosec // 2 GiB
+	left := size * (kubeletPercent + oursPercent) / 200
+	hog, err := os.Create(filepath.Join(disk, "hog"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(unix.Fallocate(int(hog.Fd()), 0, 0, int64(fs.Bavail)*block-left), hog.Close()); err != nil { //nolint:gosec // 2 GiB
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the conditions say that the disk is short", func() error { return c.conditions(ctx, corev1.ConditionTrue, corev1.ConditionFalse) })
+	eventually(ctx, t, "the node is tainted", func() error {
+		if on, err := c.tainted(ctx); !on || err != nil {
+			return fmt.Errorf("tainted: %t, %w", on, err)
+		}
+		return nil
+	})
+	if told := c.event(ctx, t, report.HeldFire, kube.NodeName); !strings.Contains(told.Note, "it would be default/innocent") {
+		t.Errorf("why nobody goes: %q", told.Note)
+	}
+	if _, err := c.plane.Run(ctx, script("tolerant", "sleep 100000")); err != nil {
+		t.Fatal(err)
+	}
+	usual := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "usual", Namespace: kube.Namespace}, Spec: corev1.PodSpec{
+		NodeName: kube.NodeName, Containers: []corev1.Container{{Name: "main", Image: node.BusyboxImage, Command: []string{"sleep", "100000"}, ImagePullPolicy: corev1.PullIfNotPresent}},
+	}}
+	if _, err := c.plane.Client().CoreV1().Pods(kube.Namespace).Create(ctx, usual, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.plane.WaitPod(ctx, "usual", "be refused", func(p *corev1.Pod) bool {
+		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil && p.Status.ContainerStatuses[0].State.Waiting.Reason == "CreateContainerError"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said := p.Status.ContainerStatuses[0].State.Waiting.Message; !strings.Contains(said, "is full, so no container is made") || !strings.Contains(said, "left") {
+		t.Errorf("it was refused because %q", said)
+	}
+	if on, err := c.pressure(ctx); on || err != nil {
+		t.Errorf("the kubelet saw it, too: %t, %v", on, err)
+	}
+	c.stillRuns(ctx, t, "innocent")
+	if err := os.Remove(filepath.Join(disk, "hog")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(ctx, t, "the conditions say that there is room again", func() error { return c.conditions(ctx, corev1.ConditionFalse, corev1.ConditionFalse) })
+	eventually(ctx, t, "the taint is gone", func() error {
+		if on, err := c.tainted(ctx); on || err != nil {
+			return fmt.Errorf("tainted: %t, %w", on, err)
+		}
+		return nil
+	})
+	// The kubelet tries again with "usual", too, but takes its time.
+	usual.Name = "later"
+	if _, err := c.plane.Client().CoreV1().Pods(kube.Namespace).Create(ctx, usual, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.plane.WaitPod(ctx, "later", "run", kube.Runs); err != nil {
+		t.Fatal(err)
+	}
+	c.stillRuns(ctx, t, "innocent")
 }

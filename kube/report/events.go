@@ -71,6 +71,8 @@ type Event struct {
 	Warning bool
 	// Pod is what it is about; nil means the node.
 	Pod *PodRef
+	// About tells apart what is not one event that counts although reason and pod are the same, such as a filesystem's name.
+	About string
 	// Note is for people, with the figures.
 	Note string
 }
@@ -96,6 +98,7 @@ type Events struct {
 type key struct {
 	reason  Reason
 	warning bool
+	about   string
 	pod     PodRef
 }
 
@@ -148,7 +151,7 @@ func (e *Events) Counters() EventCounters {
 }
 
 func (e *Events) tellLocked(v Event, now time.Time) {
-	k := key{reason: v.Reason, warning: v.Warning}
+	k := key{reason: v.Reason, warning: v.Warning, about: v.About}
 	if v.Pod != nil {
 		k.pod = *v.Pod
 	}
