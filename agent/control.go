@@ -46,6 +46,7 @@ func controlServer(a answers) *http.Server {
 		"GET " + pathUsage:     control.Without(func(context.Context) (any, error) { return a.usage(), nil }),
 		"POST " + pathHandover: control.Without(a.handOver),
 		"GET " + pathPlan:      control.Without(a.decisions.plan),
+		"GET " + pathRequests:  control.Without(a.decisions.requests),
 		"POST " + pathCollect:  control.With(a.decisions.collect),
 		"POST " + pathLargest:  control.With(a.largest),
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/keeper"
 	"github.com/cleave-cri/cleave/agent/owners"
+	"github.com/cleave-cri/cleave/agent/peaks"
 	"github.com/cleave-cri/cleave/agent/pressure"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
@@ -55,6 +56,7 @@ type decisions struct {
 	keeper   *keeper.Keeper
 	names    *imagelock.Book
 	images   *seen.Store
+	peaks    *peaks.Store
 	removal  *reclaim.Images
 	store    *ctdstore.Store
 	space    *signalSpace
@@ -100,6 +102,12 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 	d := &decisions{cfg: a.cfg, observer: a.observer, names: imagelock.New(), images: remembered, log: a.log.Named("reclaim")}
 	if note := remembered.Note(); note != "" {
 		d.log.Warn("what was known of images is lost, so none goes early", zap.String("reason", note))
+	}
+	if d.peaks, err = peaks.Open(a.cfg.StateDir); err != nil {
+		return errors.Join(err, remembered.Close())
+	}
+	if note := d.peaks.Note(); note != "" {
+		d.log.Warn("what workloads used is lost", zap.String("reason", note))
 	}
 	list, complete := remembered.Mentions()
 	mentions := make([]imagelock.Mention, 0, len(list))
@@ -154,11 +162,12 @@ func (d *decisions) run(ctx context.Context) error {
 		}
 	})
 	parts.Go(func() { d.keepUp(ctx, &parts) })
+	parts.Go(func() { d.watchPeaks(ctx) })
 	parts.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), flightGrace)
 	defer cancel()
 	// Calls that are being answered may still name images.
-	err := errors.Join(d.save(false), d.images.Close())
+	err := errors.Join(d.save(false), d.images.Close(), d.peaks.Close())
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.recorder != nil {

@@ -26,6 +26,7 @@ writable layers and logs really are, and what they really take.`,
 		installCommand(), uninstallCommand(), bypassCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
 		imagesCommand(), orphansCommand(), allocatableCommand(), planCommand(), gcCommand(), duCommand(),
+		imagesCommand(), orphansCommand(), allocatableCommand(), requestsCommand(), planCommand(), gcCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
 	cmd.AddCommand(moreCommands()...)
 	return cmd
