@@ -80,6 +80,9 @@ func plain(path string) bool {
 type Setting struct {
 	// Listen is the absolute path of the socket for the kubelet.
 	Listen string
+	// FolderMode is that of its folder, if systemd has to make it, such as "0711";
+	// empty leaves it as the units have it.
+	FolderMode string
 	// HostMounts is for mode crio: cleave makes mounts that the kubelet has to
 	// see, and so must be where the kubelet is.
 	HostMounts bool
@@ -137,11 +140,19 @@ func DropIns(s Setting) ([]File, error) {
 			add(SnapshotterSocket, listenLines(s.SnapshotterSockets))
 		}
 	}
-	if s.HostMounts {
+	switch folder := filepath.Dir(s.Listen); {
+	case s.HostMounts:
 		add(Service, roots+hostMounts)
+	case folder != filepath.Dir(defaultListen):
+		// It gives its socket the owner and mode of the runtime's.
+		add(Service, "\n[Service]\nReadWritePaths=-"+folder+"\n")
 	}
 	if s.Listen != defaultListen {
-		add(Socket, listenLines([]string{s.Listen}))
+		text := listenLines([]string{s.Listen})
+		if s.FolderMode != "" {
+			text += "DirectoryMode=" + s.FolderMode + "\n"
+		}
+		add(Socket, text)
 	}
 	return out, nil
 }

@@ -15,8 +15,9 @@ import (
 var usual = systemd.Setting{Listen: "/run/cleave/cleave.sock"}
 
 var settings = map[string]systemd.Setting{
-	"usual": usual,
-	"crio":  {Listen: "/run/crio/crio.sock", HostMounts: true},
+	"usual":                 usual,
+	"crio":                  {Listen: "/run/crio/crio.sock", HostMounts: true},
+	"in containerd's place": {Listen: "/run/containerd/containerd.sock", FolderMode: "0711"},
 	"split and crio": {
 		Listen: "/run/crio/crio.sock", HostMounts: true, Roots: []string{"/mnt/images", "/mnt/containers"},
 		SnapshotterSockets: []string{"/run/cleave/snapshotter.sock", "/run/cleave/snapshotter-status.sock"},

@@ -158,6 +158,8 @@ func (i Installer) reverse(e transaction.Edit) (_ *transaction.Edit, note string
 		return nil, "", nil
 	case now == nil:
 		return nil, e.Path + " is gone already", nil
+	case e.Purpose == purposeRedirect:
+		return nil, "", fmt.Errorf("%s is not as cleave wrote it, and containerd listens where it says: look at it, and take out what was added", e.Path)
 	case e.Purpose == purposeContainerd:
 		return nil, "", fmt.Errorf("%s is not as cleave wrote it: look at it, and take it away or write it anew with `cleave containerd-config --write`", e.Path)
 	case e.Purpose == purposeKubelet:

@@ -142,6 +142,7 @@ type node struct {
 	did      []string
 	told     []string
 	failAt   int // the number of the action that fails, from 1; 0 for none
+	redirect bool
 	onStep   func(title string)
 	onAction func()
 }
@@ -215,12 +216,21 @@ func (n *node) installer() install.Installer {
 
 func (n *node) plan() install.Plan {
 	n.t.Helper()
+	p, err := install.Make(n.wish())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return p
+}
+
+func (n *node) wish() install.Wish {
+	n.t.Helper()
 	f, err := endpoint.Find(n.root)
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	dropIn := []byte("version = 3\n")
-	p, err := install.Make(install.Wish{
+	w := install.Wish{
 		Root: n.root, Mode: "cri", Kubelet: f, Endpoint: cleave, Runtime: "/run/containerd/containerd.sock",
 		Executable: systemd.Executable,
 		Setting: systemd.Setting{
@@ -229,12 +239,17 @@ func (n *node) plan() install.Plan {
 		},
 		ConfigPath: "/etc/cleave/config.yaml", Example: []byte("version: 1\nmode: crio # which\n"),
 		ContainerdUnit: "containerd.service", ContainerdPath: "/etc/containerd/conf.d/99-cleave-snapshotter.toml", ContainerdDropIn: dropIn,
-	})
-	if err != nil {
-		n.t.Fatal(err)
 	}
-	return p
+	if n.redirect {
+		w.Redirect = &install.Redirect{
+			From: "/run/containerd/containerd.sock", To: behind, Path: "/etc/containerd/conf.d/99-cleave-redirect.toml", DropIn: []byte("version = 3 # elsewhere\n"),
+		}
+		w.Runtime, w.Setting.Listen, w.Setting.FolderMode = behind, w.Redirect.From, "0711"
+	}
+	return w
 }
+
+const behind = "/run/containerd/behind-cleave.sock"
 
 // files is all that is on the node but the journal's folder: contents, modes and
 // links.
@@ -350,10 +365,88 @@ func TestInAndOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.same(before, "after the uninstall")
-			inOrder(t, n.did, "restart "+f.Service, "check kubelet "+f.Endpoint+" "+f.Service, "stop cleave.service", "release-snapshots",
-				"restart containerd.service", "stop cleave-snapshotter.service", "daemon-reload")
+			inOrder(t, n.did, "restart "+f.Service, "check kubelet "+f.Endpoint+" "+f.Service, "stop cleave.socket cleave.service", "release-snapshots",
+				"restart containerd.service", "stop cleave-snapshotter.socket cleave-snapshotter.service", "daemon-reload")
 			if _, err := n.installer().Undo(nil); !errors.Is(err, install.ErrNotInstalled) {
 				t.Errorf("a second uninstall ended with %v", err)
+			}
+		})
+	}
+}
+
+// TestRedirect: containerd moves before cleave takes its place, and back after
+// cleave has left; the kubelet's files stay as they are.
+func TestRedirect(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, shapes()["config file"].files)
+	n.redirect = true
+	kubelet := n.files()["etc/kubernetes/kubelet.yaml"]
+	writeFile(t, filepath.Join(n.root, "etc/cleave/config.yaml"),
+		"version: 1\nlisten:\n  # here\n  endpoint: \"unix:///run/cleave/cleave.sock\" # for now\nruntime:\n    namespace: k8s.io")
+	before := n.files()
+	if err := n.installer().Run(t.Context(), n.plan()); err != nil {
+		t.Fatal(err)
+	}
+	after := n.files()
+	if after["etc/kubernetes/kubelet.yaml"] != kubelet {
+		t.Error("the kubelet's file was changed")
+	}
+	want := "version: 1\nlisten:\n  # here\n  endpoint: unix:///run/containerd/containerd.sock # for now\n" +
+		"runtime:\n    endpoint: unix:///run/containerd/behind-cleave.sock\n    namespace: k8s.io\nmode: cri\n"
+	if _, got, _ := strings.Cut(after["etc/cleave/config.yaml"], " "); got != want {
+		t.Errorf("the configuration is\n%s\nwant\n%s", got, want)
+	}
+	for file, text := range map[string]string{
+		"etc/systemd/system/cleave.socket.d/50-cleave-install.conf":  "ListenStream=/run/containerd/containerd.sock\nDirectoryMode=0711\n",
+		"etc/systemd/system/cleave.service.d/50-cleave-install.conf": "ReadWritePaths=-/run/containerd\n",
+		"etc/cleave/passthrough.env":                                 "--listen=/run/containerd/containerd.sock --runtime-endpoint=" + behind + "\n",
+	} {
+		if !strings.HasSuffix(after[file], text) {
+			t.Errorf("%s is %q, want %q at its end", file, after[file], text)
+		}
+	}
+	told := "check kubelet unix:///run/containerd/containerd.sock kubelet.service"
+	inOrder(t, n.did, "start cleave-snapshotter.service", "restart containerd.service", "check runtime "+behind, "start cleave.socket", "start cleave.service",
+		"check cleave /run/containerd/containerd.sock", told)
+	if restarts := slices.DeleteFunc(slices.Clone(n.did), func(a string) bool { return a != "restart containerd.service" }); len(restarts) != 1 {
+		t.Errorf("containerd was restarted %d times", len(restarts))
+	}
+	n.did = nil
+	undo, err := n.installer().Undo(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.installer().Run(t.Context(), undo); err != nil {
+		t.Fatal(err)
+	}
+	n.same(before, "after the uninstall")
+	inOrder(t, n.did, "stop cleave.socket cleave.service", "release-snapshots", "restart containerd.service", "check runtime /run/containerd/containerd.sock", told)
+
+	w := n.wish()
+	w.States = map[string]install.UnitState{systemd.Socket: {Active: true}}
+	if _, err := install.Make(w); err == nil || !strings.Contains(err.Error(), "systemctl stop") {
+		t.Errorf("with a cleave that runs: %v", err)
+	}
+}
+
+// TestConfigurationsThatAreNotEdited: what can't be set alone is left to people.
+func TestConfigurationsThatAreNotEdited(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"a table in one line":  "version: 1\nruntime: {endpoint: /run/containerd/containerd.sock}\n",
+		"an empty table":       "version: 1\nruntime:\nlisten:\n  endpoint: /a\n",
+		"an anchor":            "version: 1\nruntime:\n  endpoint: &a /run/containerd/containerd.sock\nlisten:\n  endpoint: *a\n",
+		"a value of two lines": "version: 1\nruntime:\n  endpoint: >-\n    /run/containerd/containerd.sock\n",
+		"all in one line":      "{version: 1}\n",
+		"no table":             "- version\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, shapes()["config file"].files)
+			n.redirect = true
+			writeFile(t, filepath.Join(n.root, "etc/cleave/config.yaml"), text)
+			if _, err := install.Make(n.wish()); err == nil || !strings.Contains(err.Error(), "/etc/cleave/config.yaml") {
+				t.Errorf("got %v", err)
 			}
 		})
 	}
@@ -384,6 +477,7 @@ func TestFailureAtEveryStep(t *testing.T) {
 				for at := 1; ; at++ {
 					failed := func(spoil func(n *node)) bool {
 						n := newNode(t, s.files)
+						n.redirect = s.want == endpoint.File
 						p := n.plan()
 						if uninstall {
 							if err := n.installer().Run(t.Context(), p); err != nil {
@@ -426,7 +520,7 @@ func TestFailureAtEveryStep(t *testing.T) {
 						}
 					})
 					if !action && !edit {
-						if at < 15 {
+						if at < 13 {
 							t.Errorf("uninstall %v: only %d failures could be made", uninstall, at-1)
 						}
 						break
@@ -467,6 +561,7 @@ func TestPowerCut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, s.files)
+			n.redirect = s.want == endpoint.File
 			before := n.files()
 			var cuts []string
 			cut := func() {
@@ -699,7 +794,7 @@ func TestCleaveThatRunsAlready(t *testing.T) {
 	if err := n.installer().Run(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"daemon-reload", "stop cleave.service", "restart cleave.socket", "start cleave.service"}
+	want := []string{"daemon-reload", "stop cleave.socket cleave.service", "start cleave.socket", "start cleave.service"}
 	if d := cmp.Diff(append(slices.Clone(want), "check cleave /run/cleave/cleave.sock"), n.did); d != "" {
 		t.Errorf("the install did (-want +got):\n%s", d)
 	}

@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -56,6 +55,7 @@ const (
 	purposeUnit       = "unit"
 	purposeConfig     = "config"
 	purposeContainerd = "containerd"
+	purposeRedirect   = "redirect"
 	purposeKubelet    = "kubelet"
 )
 
@@ -89,10 +89,22 @@ type Wish struct {
 	ContainerdUnit   string
 	ContainerdPath   string
 	ContainerdDropIn []byte
+	// Redirect has cleave take containerd's place; nil leaves that where it is.
+	Redirect *Redirect
 	// Notes are for people.
 	Notes []string
 	// States are how cleave's units are now; one that is missing is neither.
 	States map[string]UnitState
+}
+
+// Redirect is how containerd's socket moves: the kubelet, and whoever else knows
+// it, stays as it is and reaches cleave.
+type Redirect struct {
+	// From is the path of containerd's socket before, To after.
+	From, To string
+	// Path and DropIn are the file that containerd needs for it.
+	Path   string
+	DropIn []byte
 }
 
 // Plan is what is done, in this order. It is a value: making one changes nothing.
@@ -117,12 +129,19 @@ func Make(w Wish) (Plan, error) {
 		return Plan{}, err
 	}
 	if w.ContainerdDropIn != nil {
-		if err := p.snapshotter(w); err != nil {
-			return Plan{}, err
-		}
+		p.bringUp([]string{systemd.SnapshotterSocket, systemd.SnapshotterService}, w.States, check(CheckSnapshotter))
+	}
+	if w.Redirect != nil && w.Kubelet.Service != "" {
+		p.add(transaction.Step{Title: "look whether the kubelet goes on with the runtime itself", Undo: check(CheckKubelet, w.Kubelet.Endpoint, w.Kubelet.Service)})
+	}
+	if err := p.containerd(w); err != nil {
+		return Plan{}, err
 	}
 	p.bringUp([]string{systemd.Socket, systemd.Service}, w.States, check(CheckCleave, w.Setting.Listen))
-	if w.Mode != "observe" {
+	switch {
+	case w.Redirect != nil && w.Kubelet.Service != "":
+		p.add(transaction.Step{Title: "look whether the kubelet goes on with cleave", Do: check(CheckKubelet, w.Kubelet.Endpoint, w.Kubelet.Service)})
+	case w.Redirect == nil && w.Mode != "observe":
 		if err := p.kubelet(w); err != nil {
 			return Plan{}, err
 		}
@@ -208,6 +227,10 @@ func (p *planner) units(w Wish) error {
 	}
 	// Going back, systemd reads its units when all are as they were.
 	read := append(do(VerbDaemonReload), takeUp(w.States)...)
+	if w.Redirect != nil && w.States[systemd.SnapshotterService].Active {
+		// It asks containerd where its configuration says.
+		read = append(read, do(VerbRestart, systemd.SnapshotterService)...)
+	}
 	p.add(transaction.Step{Title: "let systemd read its units as they were", Undo: read})
 	p.plan.Steps = append(p.plan.Steps, steps...)
 	p.add(transaction.Step{Title: "let systemd read its units", Do: read})
@@ -220,9 +243,13 @@ func takeUp(states map[string]UnitState) []transaction.Action {
 	if !states[systemd.Service].Active {
 		return nil
 	}
-	out := do(VerbStop, systemd.Service)
+	units := []string{systemd.Service}
 	if states[systemd.Socket].Active {
-		out = append(out, do(VerbRestart, systemd.Socket)...)
+		units = []string{systemd.Socket, systemd.Service}
+	}
+	out := do(VerbStop, units...)
+	if states[systemd.Socket].Active {
+		out = append(out, do(VerbStart, systemd.Socket)...)
 	}
 	return append(out, do(VerbStart, systemd.Service)...)
 }
@@ -249,9 +276,8 @@ func (p *planner) edit(e transaction.Edit) (*transaction.Step, error) {
 	return &transaction.Step{Title: verb + " " + e.Path, Edit: &e}, nil
 }
 
-var modeLine = regexp.MustCompile(`(?m)^mode:[ \t]*([a-z]*)`)
-
-// config gives the configuration file the mode, and nothing else.
+// config gives the configuration file the mode, and where cleave takes
+// containerd's place the two endpoints, and nothing else.
 func (p *planner) config(w Wish) (*transaction.Edit, error) {
 	now, err := readFile(w.Root, w.ConfigPath)
 	if err != nil {
@@ -259,36 +285,65 @@ func (p *planner) config(w Wish) (*transaction.Edit, error) {
 	}
 	text := w.Example
 	if now != nil {
-		if w.ConfiguredMode == w.Mode {
-			return nil, nil
-		}
 		text = *now
 	}
-	places := modeLine.FindAllSubmatchIndex(text, -1)
-	var after []byte
-	switch len(places) {
-	case 0:
-		after = slices.Concat(text, []byte("\nmode: "+w.Mode+"\n"))
-	case 1:
-		after = slices.Concat(text[:places[0][2]], []byte(w.Mode), text[places[0][3]:])
-	default:
-		return nil, fmt.Errorf("set the mode in %s: it is written there %d times: write it yourself first", w.ConfigPath, len(places))
+	var values []setting
+	if now == nil || w.ConfiguredMode != w.Mode {
+		values = append(values, setting{key: "mode", value: w.Mode})
 	}
-	e := newFile(w.ConfigPath, after, purposeConfig)
+	if r := w.Redirect; r != nil {
+		values = append(values, setting{"runtime", "endpoint", "unix://" + r.To}, setting{"listen", "endpoint", "unix://" + r.From})
+	}
+	if len(values) == 0 {
+		return nil, nil
+	}
+	for _, v := range values {
+		if text, err = v.put(text); err != nil {
+			return nil, fmt.Errorf("%s: %w", w.ConfigPath, err)
+		}
+	}
+	e := newFile(w.ConfigPath, text, purposeConfig)
 	return &e, nil
 }
 
-// snapshotter starts the split snapshotter, and then has containerd use it.
-func (p *planner) snapshotter(w Wish) error {
-	p.bringUp([]string{systemd.SnapshotterSocket, systemd.SnapshotterService}, w.States, check(CheckSnapshotter))
-	s, err := p.edit(newFile(w.ContainerdPath, w.ContainerdDropIn, purposeContainerd))
-	if err != nil || s == nil {
-		return err
+// containerd has containerd use the split snapshotter, or listen elsewhere, or
+// both at one restart.
+func (p *planner) containerd(w Wish) error {
+	var edits []transaction.Edit
+	var without, with []string
+	before, after := w.Runtime, w.Runtime
+	if w.ContainerdDropIn != nil {
+		edits = append(edits, newFile(w.ContainerdPath, w.ContainerdDropIn, purposeContainerd))
+		without, with = append(without, "do without the split snapshotter"), append(with, "use the split snapshotter")
 	}
-	restart := append(do(VerbRestart, w.ContainerdUnit), check(CheckRuntime, w.Runtime)...)
-	p.add(transaction.Step{Title: "have containerd do without the split snapshotter", Undo: restart})
-	p.add(*s)
-	p.add(transaction.Step{Title: "have containerd use the split snapshotter", Do: restart})
+	if r := w.Redirect; r != nil {
+		// systemd takes a path away from whoever listens there.
+		if w.States[systemd.Socket].Active || w.States[systemd.Service].Active {
+			return fmt.Errorf("cleave runs already, and would take containerd's socket before that has moved: `systemctl stop %s %s` first", systemd.Socket, systemd.Service)
+		}
+		edits = append(edits, newFile(r.Path, r.DropIn, purposeRedirect))
+		before, after = r.From, r.To
+		without, with = append(without, "listen on "+r.From), append(with, "listen on "+r.To)
+	}
+	var steps []transaction.Step
+	for _, e := range edits {
+		s, err := p.edit(e)
+		if err != nil {
+			return err
+		}
+		if s != nil {
+			steps = append(steps, *s)
+		}
+	}
+	if len(steps) == 0 {
+		return nil
+	}
+	restart := func(socket string) []transaction.Action {
+		return append(do(VerbRestart, w.ContainerdUnit), check(CheckRuntime, socket)...)
+	}
+	p.add(transaction.Step{Title: "have containerd " + strings.Join(without, " and "), Undo: restart(before)})
+	p.plan.Steps = append(p.plan.Steps, steps...)
+	p.add(transaction.Step{Title: "have containerd " + strings.Join(with, " and "), Do: restart(after)})
 	return nil
 }
 
@@ -299,9 +354,12 @@ func (p *planner) bringUp(units []string, states map[string]UnitState, checks []
 			p.add(transaction.Step{Title: "enable " + u, Do: do(VerbEnable, u), Undo: do(VerbDisable, u)})
 		}
 	}
+	var started []string
 	for _, u := range units {
 		if !states[u].Active {
-			p.add(transaction.Step{Title: "start " + u, Do: do(VerbStart, u), Undo: do(VerbStop, u)})
+			// A service and the socket that would start it again end in one go.
+			started = append(started, u)
+			p.add(transaction.Step{Title: "start " + u, Do: do(VerbStart, u), Undo: do(VerbStop, slices.Clone(started)...)})
 		}
 	}
 	p.add(transaction.Step{Title: "look whether it answers: " + checks[0].Args[0], Do: checks})

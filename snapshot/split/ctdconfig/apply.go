@@ -40,31 +40,38 @@ func Examine(ctx context.Context, t Target, o Options) (Plan, error) {
 }
 
 func examine(ctx context.Context, t Target, o Options) (dump []byte, _ Plan, _ error) {
-	f := Facts{}
-	var err error
-	if f.MainPath, err = filepath.Abs(t.MainFile); err != nil {
-		return nil, Plan{}, fmt.Errorf("find containerd's configuration: %w", err)
-	}
-	f.Main, err = readFile(f.MainPath)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, Plan{}, fmt.Errorf("read containerd's configuration: %w: write one with `version = %d` and `imports = [%s]`, or name yours with --containerd-config",
-			err, oldestDumped, quote(filepath.Join(filepath.Dir(o.DropIn), "*.toml")))
-	}
+	f, err := t.facts(ctx, o.DropIn)
 	if err != nil {
-		return nil, Plan{}, fmt.Errorf("read containerd's configuration: %w", err)
-	}
-	// Before containerd itself is asked, which says less well what is wrong.
-	if _, err := parse(f.MainPath, f.Main); err != nil {
-		return nil, Plan{}, fmt.Errorf("read containerd's configuration: %w", err)
-	}
-	if f.DropIn, err = readFile(o.DropIn); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, Plan{}, fmt.Errorf("read the drop-in: %w", err)
-	}
-	if f.Dump, err = t.dump(ctx); err != nil {
 		return nil, Plan{}, err
 	}
 	p, err := Make(f, o)
 	return f.Dump, p, err
+}
+
+// facts reads what a plan is made from.
+func (t Target) facts(ctx context.Context, dropIn string) (Facts, error) {
+	f := Facts{}
+	var err error
+	if f.MainPath, err = filepath.Abs(t.MainFile); err != nil {
+		return f, fmt.Errorf("find containerd's configuration: %w", err)
+	}
+	f.Main, err = readFile(f.MainPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, fmt.Errorf("read containerd's configuration: %w: write one with `version = %d` and `imports = [%s]`, or name yours with --containerd-config",
+			err, oldestDumped, quote(filepath.Join(filepath.Dir(dropIn), "*.toml")))
+	}
+	if err != nil {
+		return f, fmt.Errorf("read containerd's configuration: %w", err)
+	}
+	// Before containerd itself is asked, which says less well what is wrong.
+	if _, err := parse(f.MainPath, f.Main); err != nil {
+		return f, fmt.Errorf("read containerd's configuration: %w", err)
+	}
+	if f.DropIn, err = readFile(dropIn); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return f, fmt.Errorf("read the drop-in: %w", err)
+	}
+	f.Dump, err = t.dump(ctx)
+	return f, err
 }
 
 // Write makes the plan and puts its file in place. Then it looks whether

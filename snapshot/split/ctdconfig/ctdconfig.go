@@ -1,6 +1,7 @@
-// Package ctdconfig makes the containerd configuration that the split
-// snapshotter needs: a drop-in file, planned purely from what containerd's
-// configuration is now, and put in place so that nothing else changes.
+// Package ctdconfig makes the containerd configuration that cleave needs: a drop-in
+// file for the split snapshotter, and one that moves containerd's socket. Each is
+// planned purely from what containerd's configuration is now, and changes nothing
+// else.
 //
 // It knows containerd's configuration and nothing of the snapshotter itself.
 // cmd may import it; it imports nothing of ours.
