@@ -138,7 +138,7 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 		Reclaimers: map[engine.Reclaim]keeper.Reclaimer{
 			engine.DeadContainers: containerReclaimer{d, containers}, engine.UnusedImages: imageReclaimer{d}, engine.OldLogs: logReclaimer{d, logs},
 		},
-		Collectors: []keeper.Collector{&imageCollector{d: d}, containerCollector{d, containers}},
+		Collectors: []keeper.Collector{&imageCollector{d: d, since: time.Now()}, containerCollector{d, containers}},
 	}
 	if a.cfg.Reclaim.Evict {
 		parts.Evictor = d

@@ -7,12 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/cleave-cri/cleave/agent/decide"
 	"github.com/cleave-cri/cleave/agent/ephemeral"
 	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/keeper"
@@ -20,6 +22,7 @@ import (
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/record"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/reclaim"
@@ -272,4 +275,92 @@ type away struct{ runtimeapi.ImageServiceClient }
 
 func (away) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
 	return nil, errAway
+}
+
+// aging is a node whose images go after a day without use, and none for space.
+func aging(t *testing.T, maxAge time.Duration) (*imageCollector, *reclaimtest.Runtime) {
+	t.Helper()
+	d, kernel, _ := deciding(oneDisk())
+	images := kernel[string(fsstats.ImageFS)]
+	images.AvailableBytes = images.CapacityBytes / 2
+	kernel[string(fsstats.ImageFS)] = images
+	runtime := reclaimtest.NewRuntime()
+	d.space = &signalSpace{free: d.free}
+	d.removal = &reclaim.Images{
+		Site: reclaim.Site{Space: runtime}, CRI: runtime.Images, Runtime: runtime.Containers, Store: runtime, Lock: reclaimtest.Unlocked{}, Memory: &reclaimtest.Memory{},
+	}
+	s := kubelet.Settings{PID: os.Getpid()}
+	s.ImageGCHighPercent.Value, s.ImageGCLowPercent.Value = 85, 80
+	s.ImageMinimumGCAge.Value, s.ImageMaximumGCAge.Value = 2*time.Minute, maxAge
+	d.kubelet.Store(&s)
+	return &imageCollector{d: d, since: time.Now(), choice: func(ctx context.Context, s kubelet.Settings, _ fsstats.Role, need int64) (record.ImageChoice, error) {
+		return d.removal.Choice(ctx, decide.Images(s), runtime.Inventory(), need)
+	}}, runtime
+}
+
+// IGC-12: images that nobody has used for the kubelet's maximum age go, and no other; nobody goes before it was watched for as long.
+func TestIGC12_ImagesGoByAge(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, runtime := aging(t, 24*time.Hour)
+		old := runtime.Pull("old:1", garbage.Layer{ID: "base", Bytes: 10 << 20}, garbage.Layer{ID: "old", Bytes: 5 << 20})
+		used := runtime.Pull("used:1", garbage.Layer{ID: "base", Bytes: 10 << 20}, garbage.Layer{ID: "used", Bytes: 1 << 20})
+		pinned := runtime.Pull("pinned:1", garbage.Layer{ID: "pinned", Bytes: 1 << 20})
+		runtime.Pin(pinned)
+		lately := runtime.Pull("lately:1", garbage.Layer{ID: "lately", Bytes: 1 << 20})
+		runtime.RunContainer("u1", "app", used)
+		briefly := runtime.RunContainer("u1", "job", lately)
+		plan := func() record.Step {
+			t.Helper()
+			step, err := c.Plan(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return step
+		}
+		if step := plan(); len(step.Items) > 0 {
+			t.Fatalf("at the beginning %+v go", step.Items)
+		}
+		time.Sleep(12 * time.Hour) //nolint:forbidigo // in synctest
+		plan()
+		runtime.Exit(briefly)
+		if err := reclaimtest.Remove(t.Context(), runtime, briefly); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(11 * time.Hour) //nolint:forbidigo // in synctest
+		if step := plan(); len(step.Items) > 0 {
+			t.Fatalf("after 23 h %+v go", step.Items)
+		}
+		time.Sleep(2 * time.Hour) //nolint:forbidigo // in synctest
+		step := plan()
+		if len(step.Items) != 1 || step.Items[0].ID != old || step.Items[0].Rule != "IGC-12" || *step.Items[0].ExpectedBytes != 5<<20 {
+			t.Fatalf("after 25 h %+v go, want only %s, and what it alone has", step.Items, old)
+		}
+		step, err := c.Run(t.Context(), step)
+		if err != nil || step.Items[0].ActualBytes == nil || *step.Items[0].ActualBytes != 5<<20 {
+			t.Fatalf("%+v, %v", step.Items, err)
+		}
+		if differences, err := record.Replay(record.Record{Format: record.Format, Steps: []record.Step{step}, Collection: &record.Collection{Name: c.Name()}}); err != nil || len(differences) > 0 {
+			t.Errorf("made again: %v, %v", differences, err)
+		}
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // in synctest
+		if step := plan(); len(step.Items) > 0 {
+			t.Errorf("a second time %+v go", step.Items)
+		}
+	})
+}
+
+// 0 is the kubelet's default: for ever.
+func TestIGC12_WithoutAMaximumAgeNoneGoes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, runtime := aging(t, 0)
+		runtime.Pull("old:1", garbage.Layer{ID: "old", Bytes: 5 << 20})
+		for range 3 {
+			if step, err := c.Plan(t.Context()); err != nil || len(step.Items) > 0 {
+				t.Errorf("%+v, %v", step.Items, err)
+			}
+			time.Sleep(1000 * time.Hour) //nolint:forbidigo // in synctest
+		}
+	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cleave-cri/cleave/agent/keeper"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/garbage"
 	"github.com/cleave-cri/cleave/engine/record"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/reclaim"
@@ -143,16 +144,27 @@ func (r logReclaimer) Run(ctx context.Context, step record.Step) (record.Step, e
 // imageCollector collects unused images while nothing is short, by the kubelet's marks and ages (IGC-9 ff.). It is for one caller at
 // a time.
 type imageCollector struct {
-	d      *decisions
+	d *decisions
+	// since is from when on this process has watched images: none goes for its age before that has lasted as long (IGC-12).
+	since time.Time
+	// choice reads what there is to pick from; nil means decisions.imageChoice.
+	choice func(ctx context.Context, s kubelet.Settings, role fsstats.Role, needBytes int64) (record.ImageChoice, error)
 	looked time.Time
 }
 
 var _ keeper.Collector = (*imageCollector)(nil)
 
+func (c *imageCollector) choose(ctx context.Context, s kubelet.Settings, needBytes int64) (record.ImageChoice, error) {
+	if c.choice != nil {
+		return c.choice(ctx, s, fsstats.ImageFS, needBytes)
+	}
+	return c.d.imageChoice(ctx, s, fsstats.ImageFS, needBytes)
+}
+
 // Name implements [keeper.Collector].
 func (*imageCollector) Name() string { return "unused images" }
 
-// Plan implements [keeper.Collector].
+// Plan implements [keeper.Collector]. Images that are too old go first, and what that leaves to free the next time.
 func (c *imageCollector) Plan(ctx context.Context) (record.Step, error) {
 	s, err := c.d.settings()
 	if err != nil {
@@ -175,16 +187,35 @@ func (c *imageCollector) Plan(ctx context.Context) (record.Step, error) {
 	}
 	c.looked = now
 	c.d.space.of(engine.ImageFSAvailable)
-	if over {
-		choice, err := c.d.imageChoice(ctx, s, fsstats.ImageFS, need.Bytes)
-		if err != nil {
-			return record.Step{}, err
-		}
-		return record.Step{Kind: engine.UnusedImages, Images: &choice, Items: choice.Items()}, nil
+	if step, err := c.aged(ctx, s); err != nil || len(step.Items) > 0 || !over {
+		return step, err
 	}
-	// It is looked at all the same, so that it is known when each was used last.
-	_, err = c.d.removal.Choice(ctx, policy, reclaim.ImageInventory{}, 0)
-	return record.Step{}, err
+	choice, err := c.choose(ctx, s, need.Bytes)
+	if err != nil {
+		return record.Step{}, err
+	}
+	return record.Step{Kind: engine.UnusedImages, Images: &choice, Items: choice.Items()}, nil
+}
+
+// aged picks the images that are too old. They are looked at in any case, so that it is known when each was used last; who
+// shares what with whom is asked for only if one may be.
+func (c *imageCollector) aged(ctx context.Context, s kubelet.Settings) (record.Step, error) {
+	seen, err := c.d.removal.Choice(ctx, decide.Images(s), reclaim.ImageInventory{}, garbage.Everything)
+	if err != nil {
+		return record.Step{}, err
+	}
+	for key := range seen.Kept { // all that no container uses, because nothing else is known of it here
+		delete(seen.InUse, key)
+	}
+	if seen.ByAge = &c.since; len(seen.TooOld()) == 0 {
+		return record.Step{}, nil
+	}
+	choice, err := c.choose(ctx, s, garbage.Everything)
+	if err != nil {
+		return record.Step{}, err
+	}
+	choice.ByAge = &c.since
+	return record.Step{Kind: engine.UnusedImages, Images: &choice, Items: choice.Items()}, nil
 }
 
 // Run implements [keeper.Collector].

@@ -39,6 +39,15 @@ func Sentences(r record.Record, pod string) []string {
 			return nil
 		}
 	}
+	if c := r.Collection; c != nil {
+		asked := ""
+		if c.Asked {
+			asked = " because somebody asked"
+		}
+		t.say("%s, %s: nothing was short; %s were tidied up%s.", r.Input.Now.UTC().Format(time.RFC3339), r.Decider, c.Name, asked)
+		t.reclaimed()
+		return t.out
+	}
 	t.cause()
 	t.reclaimed()
 	t.went()

@@ -484,7 +484,7 @@ func (k *Keeper) collect(ctx context.Context) {
 		if err != nil || step.Kind != "" && len(step.Items) == 0 {
 			k.fruitless[c.Name()] = time.Now()
 		}
-		k.tidied(c.Name(), step)
+		k.tidied(c, step, false)
 		if err != nil && ctx.Err() == nil {
 			k.parts.Log.Warn("tidying up did not come to its end", zap.String("what", c.Name()), zap.Error(err))
 		}
@@ -513,7 +513,9 @@ func (k *Keeper) Collect(ctx context.Context, dryRun bool) (steps []record.Step,
 	var failed error
 	for _, c := range k.parts.Collectors {
 		step, err := collectOne(ctx, c, !dryRun)
-		k.tidied(c.Name(), step)
+		if !dryRun {
+			k.tidied(c, step, true)
+		}
 		if err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", c.Name(), err))
 		}

@@ -3,6 +3,7 @@ package keeper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -495,6 +496,21 @@ func TestTidyingUpWaitsForCalm(t *testing.T) {
 		if c := k.Status().Counts; c.Deleted != 2 || c.GainedBytes != 2*gib || c.ExpectedBytes != 2*gib {
 			t.Errorf("counted %+v", c)
 		}
+		// Both are recorded, the dry run is not.
+		var recorded []string
+		w.with(func() {
+			for _, r := range w.records {
+				if r.Collection == nil || len(r.Steps) != 1 || len(r.Steps[0].Items) != 1 || r.Input.Now.IsZero() {
+					t.Errorf("record %+v", r)
+					continue
+				}
+				recorded = append(recorded, fmt.Sprintf("%s %s %t %t", r.Collection.Name, r.Steps[0].Items[0].ID, r.Collection.Asked, *r.Steps[0].Items[0].ActualBytes == gib))
+				if differences, err := record.Replay(r); err != nil || len(differences) > 0 {
+					t.Errorf("made again: %v, %v", differences, err)
+				}
+			}
+		})
+		equal(t, "recorded", recorded, "images a false true", "images b true true")
 	})
 }
 

@@ -54,14 +54,20 @@ func (c *Counts) add(step record.Step) {
 	}
 }
 
-// tidied counts and tells what came of a collection, which no pass records.
-func (k *Keeper) tidied(what string, step record.Step) {
-	var c Counts
-	c.add(step)
-	if c.Deleted == 0 {
+// tidied counts, tells and records what came of a collection. asked says that somebody asked for it.
+func (k *Keeper) tidied(c Collector, step record.Step, asked bool) {
+	if len(step.Items) > 0 && k.parts.Record != nil {
+		k.parts.Record(record.Record{
+			Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Input: engine.Input{Now: time.Now()},
+			Steps: []record.Step{step}, Collection: &record.Collection{Name: c.Name(), Asked: asked},
+		}, gone(step))
+	}
+	var n Counts
+	n.add(step)
+	if n.Deleted == 0 {
 		return
 	}
-	k.parts.Log.Info("tidied up", zap.String("what", what), zap.Int64("deleted", c.Deleted), zap.Int64("bytes", c.GainedBytes))
+	k.parts.Log.Info("tidied up", zap.String("what", c.Name()), zap.Int64("deleted", n.Deleted), zap.Int64("bytes", n.GainedBytes))
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.status.Counts.add(step)

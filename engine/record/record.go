@@ -45,6 +45,17 @@ type Record struct {
 	Verdict *Verdict        `json:",omitempty"`
 	// Evicted are the pods that went because of this pass.
 	Evicted []Evicted `json:",omitempty"`
+	// Collection says that this was no pass: something was tidied up while nothing was short. Steps is then what was picked; Config,
+	// State, Input but for its time, Next and Decision are empty.
+	Collection *Collection `json:",omitempty"`
+}
+
+// Collection is tidying up without pressure.
+type Collection struct {
+	// Name is what is tidied up, for people.
+	Name string
+	// Asked says that somebody asked for it, not the clock.
+	Asked bool `json:",omitempty"`
 }
 
 // Step is one kind of reclaim. One of the choices is set: what there was to
@@ -108,10 +119,42 @@ type ImageChoice struct {
 	NeedBytes int64
 	// Began is when the run began.
 	Began time.Time
+	// ByAge says that images go because of their age, and since when that was watched (IGC-12); nil if they go for space.
+	ByAge *time.Time `json:",omitempty"`
+}
+
+// TooOld are the images that are to go because of their age, first to go first.
+func (c ImageChoice) TooOld() []garbage.Image {
+	if c.ByAge == nil {
+		return nil
+	}
+	remove, _ := c.Policy.TooOld(c.Known.Unused(c.InUse), c.Began, *c.ByAge)
+	return remove
+}
+
+// aged picks by age.
+func (c ImageChoice) aged() (out []Item) {
+	old := c.TooOld()
+	plan := c.Policy.ForSpace(old, garbage.Everything, c.Began)
+	if c.Layers != nil {
+		plan = c.Policy.ForSpaceExclusive(c.Known, c.Layers, old, garbage.Everything, c.Began)
+	}
+	gain := map[string]int64{}
+	for i, image := range plan.Remove {
+		gain[image.Key()] = plan.GainBytes[i]
+	}
+	for _, image := range old {
+		bytes := gain[image.Key()] // an image that frees nothing goes all the same
+		out = append(out, Item{ID: image.Key(), Rule: "IGC-12", ExpectedBytes: &bytes})
+	}
+	return out
 }
 
 // Items picks.
 func (c ImageChoice) Items() []Item {
+	if c.ByAge != nil {
+		return c.aged()
+	}
 	unused := c.Known.Unused(c.InUse)
 	var plan garbage.ImagePlan
 	rule := "IGC-17"

@@ -45,7 +45,9 @@ func Replay(r Record) ([]Difference, error) {
 func Again(r Record) Record {
 	again := r
 	again.Engine = engine.Version
-	again.Next, again.Decision = r.Config.Sync(r.State, r.Input)
+	if r.Collection == nil {
+		again.Next, again.Decision = r.Config.Sync(r.State, r.Input)
+	}
 	again.Steps = slices.Clone(r.Steps)
 	for i := range again.Steps {
 		items, ok := again.Steps[i].items()
