@@ -13,11 +13,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/decide"
+	"github.com/cleave-cri/cleave/agent/ephemeral"
 	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/agent/lastlogs"
 	"github.com/cleave-cri/cleave/agent/owners"
 	"github.com/cleave-cri/cleave/agent/peaks"
 	"github.com/cleave-cri/cleave/agent/pressure"
+	"github.com/cleave-cri/cleave/agent/standalone"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
@@ -61,6 +64,10 @@ type decisions struct {
 	store    *ctdstore.Store
 	space    *signalSpace
 	log      *zap.Logger
+	// standalone ends pods where the API server is not asked to.
+	standalone standalone.Evictor
+	// reading is held by who reads the logs of a pod that goes.
+	reading atomic.Bool
 
 	kubelet atomic.Pointer[kubelet.Settings]
 	cluster atomic.Pointer[cluster]
@@ -72,6 +79,8 @@ type decisions struct {
 
 	mu       sync.Mutex
 	recorder *flight.Recorder // guarded by mu; nil while another process records
+	// kept takes the ends of logs; guarded by mu; nil before the first.
+	kept *lastlogs.Keeper
 }
 
 // cluster is what is known from Kubernetes and asked of it.
@@ -126,6 +135,7 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 		snapshotter = splitSnapshotter
 	}
 	runtime := runtimeapi.NewRuntimeServiceClient(a.upstream)
+	d.standalone = standalone.Evictor{Runtime: runtime}
 	d.store = ctdstore.New(a.upstream, a.cfg.Runtime.Namespace, snapshotter)
 	d.space = &signalSpace{free: d.free}
 	site := reclaim.Site{Space: d.space}
@@ -173,6 +183,9 @@ func (d *decisions) run(ctx context.Context) error {
 	if d.recorder != nil {
 		err = errors.Join(err, d.recorder.Close(closing))
 	}
+	if d.kept != nil {
+		err = errors.Join(err, d.kept.Close())
+	}
 	return err
 }
 
@@ -187,6 +200,9 @@ func (d *decisions) takeOver(ctx context.Context) bool {
 			return false
 		case <-look.C:
 		}
+	}
+	if _, err := d.openKept(); err != nil { // now, while there is space for it
+		d.log.Warn("the logs of evicted pods will not be kept", zap.Error(err))
 	}
 	d.acts.Store(true)
 	return true
@@ -364,8 +380,19 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 			in.Unattributed = append(in.Unattributed, engine.Unattributed{Signal: signal, Bytes: max(account.UnattributedBytes, 0)})
 		}
 	}
-	in.Pods, _ = decide.Pods(d.cluster.Load().view(), in.Now, podsMaxAge)
+	in.Pods = d.pods(in.Now)
 	return in, nil
+}
+
+// pods are those that may be ranked.
+func (d *decisions) pods(now time.Time) []engine.Pod {
+	c := d.cluster.Load()
+	if c == nil && d.cfg.Reclaim.EvictBy == config.EvictStandalone {
+		w := d.observer.surveyed.Load().workloads
+		return decide.Sandboxes(ephemeral.Current(w.sandboxes), w.containers)
+	}
+	pods, _ := decide.Pods(c.view(), now, podsMaxAge)
+	return pods
 }
 
 func rolesOfSignals() map[engine.Signal]fsstats.Role {
@@ -442,6 +469,10 @@ func (d *decisions) shared(a, b fsstats.Role) bool {
 
 // Evict implements [keeper.Evictor].
 func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
+	d.keepLogs(ctx, e)
+	if d.cfg.Reclaim.EvictBy == config.EvictStandalone {
+		return d.standalone.Evict(ctx, e, hard)
+	}
 	c, s := d.cluster.Load(), d.kubelet.Load()
 	if c == nil || s == nil {
 		return errors.New("evict a pod: the API server is not known")

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/ephemeral"
+	"github.com/cleave-cri/cleave/agent/standalone"
 )
 
 // workloads are the pods and containers that the runtime has.
@@ -48,6 +49,7 @@ func askWorkloads(conn grpc.ClientConnInterface) workloadsFunc {
 			w.sandboxes = append(w.sandboxes, ephemeral.Sandbox{
 				ID: s.GetId(), Namespace: m.GetNamespace(), Name: m.GetName(), UID: m.GetUid(),
 				Ready: s.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY, CreatedAt: time.Unix(0, s.GetCreatedAt()),
+				Static: standalone.Static(s.GetAnnotations()),
 			})
 		}
 		for _, c := range containers.GetContainers() {

@@ -218,10 +218,29 @@ type Reclaim struct {
 	// Evict lets it evict pods through the Kubernetes API where nothing else is
 	// left to free. Default: false.
 	Evict bool
+	// EvictBy is how a pod is ended: kubernetes, through the API server; or
+	// standalone, by cleave itself through the runtime, for labs without an API
+	// server. Default: kubernetes.
+	EvictBy EvictBy
+	// KeepLogs keeps the last 64 KiB of each container's log when its pod is
+	// evicted, of the last 120 such logs, in a file of 8 MiB in StateDir that only
+	// root may read: logs may hold secrets. Default: false.
+	KeepLogs bool
 	// Kubeconfig says as whom the API server is asked: an absolute path of a file
 	// with a service account's token. Empty means as the kubelet. Default: empty.
 	Kubeconfig string
 }
+
+// EvictBy is how a pod is ended.
+type EvictBy string
+
+// The ways.
+const (
+	// EvictByKubernetes: the API server is asked, and the kubelet ends the pod.
+	EvictByKubernetes EvictBy = "kubernetes"
+	// EvictStandalone: the runtime is told to stop the pod's sandbox.
+	EvictStandalone EvictBy = "standalone"
+)
 
 // Kube is what the cluster is told of this node's disks, and how new containers
 // are kept away from one that is full (docs/kube.md). All of it needs
@@ -323,6 +342,7 @@ func Default() Config {
 		Memory:      Memory{LimitBytes: 128 << 20},
 		Log:         Log{Level: "info", Format: "json"},
 		CRIO:        CRIO{NRIEndpoint: "/run/nri/nri.sock"},
+		Reclaim:     Reclaim{EvictBy: EvictByKubernetes},
 		Snapshotter: Snapshotter{
 			Database:           "/var/lib/cleave/snapshotter/metadata.db",
 			Endpoint:           "/run/cleave/snapshotter.sock",

@@ -78,6 +78,7 @@ func TestEveryFieldIsInTheSchema(t *testing.T) {
 	c.Filesystems.ImageFS, c.Filesystems.ContainerFS = "/images", "/layers"
 	c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot = "/images", "/layers"
 	c.Limits.WritableLayerBytes = 1 << 30
+	c.Reclaim.EvictBy = EvictStandalone
 	text, err := c.YAML()
 	if err != nil {
 		t.Fatal(err)
@@ -112,6 +113,8 @@ crio:
 reclaim:
     enabled: false
     evict: false
+    evictBy: kubernetes
+    keepLogs: false
     kubeconfig: ""
 kube:
     admission: false

@@ -52,6 +52,8 @@ func schema(c *Config) section {
 		{key: "reclaim", sub: section{
 			{key: "enabled", value: boolValue{&c.Reclaim.Enabled}},
 			{key: "evict", value: boolValue{&c.Reclaim.Evict}},
+			{key: "evictBy", value: textValue{(*string)(&c.Reclaim.EvictBy)}},
+			{key: "keepLogs", value: boolValue{&c.Reclaim.KeepLogs}},
 			{key: "kubeconfig", value: textValue{&c.Reclaim.Kubeconfig}},
 		}},
 		{key: "kube", sub: section{

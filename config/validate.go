@@ -139,6 +139,9 @@ func (c Config) faults() Faults {
 	if l := c.Memory.LimitBytes; l != 0 && l < minMemoryBytes {
 		fault("memory.limit", "must be at least %s, or 0 for no limit, not %s", strict.FormatBytes(minMemoryBytes), strict.FormatBytes(l))
 	}
+	if message := oneOf(string(c.Reclaim.EvictBy), string(EvictByKubernetes), string(EvictStandalone)); message != "" {
+		fault("reclaim.evictBy", "%s", message)
+	}
 	if message := oneOf(c.Log.Level, "debug", "info", "warn", "error"); message != "" {
 		fault("log.level", "%s", message)
 	}

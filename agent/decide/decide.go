@@ -94,6 +94,25 @@ func Pods(view kube.View, now time.Time, maxAge time.Duration) (pods []engine.Po
 	return pods, left
 }
 
+// Sandboxes are pods as far as the runtime knows them, where no API server says more: those that run, with nothing requested and no
+// priority. Those that a file of the node makes are static, which never go. Of kube-system none is told, because its pods' priority,
+// by which most of them never go, is not known.
+func Sandboxes(sandboxes []ephemeral.Sandbox, list []ephemeral.Container) (pods []engine.Pod) {
+	for _, s := range sandboxes {
+		if !s.Ready || s.UID == "" || s.Namespace == "kube-system" {
+			continue
+		}
+		pod := engine.Pod{UID: s.UID, Namespace: s.Namespace, Name: s.Name, Static: s.Static}
+		for _, c := range list {
+			if c.SandboxID == s.ID && c.Running {
+				pod.Containers = append(pod.Containers, engine.Container{Name: c.Name})
+			}
+		}
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
 // Pod is a pod as the engine has it. static says that a file makes a pod of that name.
 func Pod(p *kube.Pod, static bool) engine.Pod {
 	out := engine.Pod{

@@ -27,6 +27,8 @@ type Sandbox struct {
 	ID, Namespace, Name, UID string
 	Ready                    bool
 	CreatedAt                time.Time
+	// Static says that a file of the node makes the pod, and not the API server.
+	Static bool
 }
 
 // Container is a container in the CRI's list.

@@ -25,8 +25,7 @@ writable layers and logs really are, and what they really take.`,
 	cmd.AddCommand(serveCommand(), statusCommand(), configCommand(), doctorCommand(), versionCommand(), handoverCommand(),
 		installCommand(), uninstallCommand(), bypassCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
-		imagesCommand(), orphansCommand(), allocatableCommand(), planCommand(), gcCommand(), duCommand(),
-		imagesCommand(), orphansCommand(), allocatableCommand(), requestsCommand(), planCommand(), gcCommand(),
+		imagesCommand(), orphansCommand(), allocatableCommand(), requestsCommand(), planCommand(), gcCommand(), duCommand(),
 		simulateCommand(), explainCommand(), replayCommand())
 	cmd.AddCommand(moreCommands()...)
 	return cmd

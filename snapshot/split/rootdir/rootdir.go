@@ -235,6 +235,42 @@ func (r *Root) ReadFile(name string, limit int) (content []byte, err error) {
 	return content, err
 }
 
+// ReadEnd reads the last limit bytes of a regular file, and says what size the whole has.
+func (r *Root) ReadEnd(name string, limit int) (end []byte, sizeBytes int64, err error) {
+	err = r.on("read", name, func(dir int, base string) error {
+		fd, err := openat2(dir, base, unix.O_RDONLY|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd) //nolint:errcheck // only read
+		p, err := statx(fd, "", unix.AT_EMPTY_PATH)
+		if err != nil {
+			return err
+		}
+		if p.Mode&unix.S_IFMT != unix.S_IFREG {
+			return unix.EINVAL
+		}
+		sizeBytes = p.SizeBytes
+		end = make([]byte, min(int64(limit), sizeBytes))
+		for n := 0; n < len(end); {
+			m, err := unix.Pread(fd, end[n:], sizeBytes-int64(len(end))+int64(n))
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if m == 0 { // it was made shorter meanwhile
+				end = end[:n]
+				break
+			}
+			n += m
+		}
+		return nil
+	})
+	return end, sizeBytes, err
+}
+
 // WriteFile puts a file in place as a whole: it is written beside its place,
 // synced, renamed over what was there, and the folder synced. It has exactly this
 // mode, whatever the umask, which other parts of the process change for a moment.

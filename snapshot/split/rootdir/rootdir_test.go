@@ -72,6 +72,9 @@ func TestConfinement(t *testing.T) {
 		if _, err := r.ReadFile(name, 100); err == nil {
 			t.Errorf("read %q", name)
 		}
+		if _, _, err := r.ReadEnd(name, 100); err == nil {
+			t.Errorf("read the end of %q", name)
+		}
 		if _, err := r.Stat(name); err == nil {
 			t.Errorf("looked at %q", name)
 		}
