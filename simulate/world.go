@@ -66,7 +66,7 @@ func fault(w *sim.World, s *scenario.Scenario, f scenario.Fault, disks map[strin
 	case scenario.DiskFull:
 		size := s.Filesystems[disks[f.On]].SizeBytes
 		w.Host = append(w.Host, sim.HostWriter{
-			Name: f.Kind + ": " + f.On, Filesystem: disks[f.On], Writer: sim.Writer{BytesPerSecond: size, AtMostBytes: size, From: f.From},
+			Name: f.Kind + ": " + f.On, Filesystem: disks[f.On], Writer: sim.Writer{BytesPerSecond: size, AtMostBytes: size, From: f.From, Until: f.From + time.Second},
 		})
 		return
 	}

@@ -8,12 +8,15 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/cleave-cri/cleave/lab/stage"
 )
 
 // version is set by the build (-ldflags "-X main.version=...").
 var version = "development"
 
 func main() {
+	stage.Main()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := root().ExecuteContext(ctx)
 	stop()

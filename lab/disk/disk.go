@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -47,6 +48,8 @@ type Spec struct {
 	MkfsArgs []string
 	// Options are mount options, such as noatime.
 	Options []string
+	// Net says that SizeBytes is what statfs(2) is to give, not the device's size.
+	Net bool
 }
 
 // Disk is a mounted filesystem.
@@ -58,7 +61,14 @@ type Disk struct {
 
 // Make makes and mounts a filesystem below dir, in a new folder of the Spec's name. If a step fails, the steps before
 // it are undone.
-func Make(ctx context.Context, dir string, spec Spec) (_ *Disk, err error) {
+func Make(ctx context.Context, dir string, spec Spec) (*Disk, error) {
+	if spec.Net {
+		return makeNet(ctx, dir, spec)
+	}
+	return makeDisk(ctx, dir, spec)
+}
+
+func makeDisk(ctx context.Context, dir string, spec Spec) (_ *Disk, err error) {
 	if err := spec.check(); err != nil {
 		return nil, err
 	}
@@ -95,6 +105,54 @@ func Make(ctx context.Context, dir string, spec Spec) (_ *Disk, err error) {
 	}
 	d.device = infos[0].Source
 	return d, nil
+}
+
+// makeNet makes a filesystem of a capacity by statfs(2): what it takes for itself
+// comes on top of it.
+func makeNet(ctx context.Context, dir string, spec Spec) (*Disk, error) {
+	capacity := spec.SizeBytes
+	const tries = 3
+	for try := 1; ; try++ {
+		d, err := makeDisk(ctx, dir, spec)
+		if err != nil {
+			return nil, err
+		}
+		var s syscall.Statfs_t
+		if err := syscall.Statfs(d.Path(), &s); err != nil {
+			return nil, errors.Join(fmt.Errorf("measure disk %s: %w", spec.Name, err), d.Close(context.WithoutCancel(ctx)))
+		}
+		got := int64(s.Blocks) * s.Bsize //nolint:gosec // of a small disk
+		missing := capacity - got
+		// Within half a hundredth: steps of block groups.
+		if try == tries || missing < capacity/200 && missing > -capacity/200 {
+			return d, nil
+		}
+		if err := d.Close(ctx); err != nil {
+			return nil, err
+		}
+		spec.SizeBytes += missing
+	}
+}
+
+// Detach unmounts the filesystem from its place and keeps the device: whoever uses
+// it goes on. The function returned mounts it there again.
+func (d *Disk) Detach(ctx context.Context) (attach func(context.Context) error, _ error) {
+	// The open folder keeps the device from freeing itself: a second device for the
+	// same file would destroy the filesystem.
+	held, err := os.Open(d.Path())
+	if err != nil {
+		return nil, fmt.Errorf("unmount the disk in %s: %w", d.dir, err)
+	}
+	if err := run(ctx, "umount", "--lazy", d.Path()); err != nil {
+		return nil, errors.Join(fmt.Errorf("unmount the disk in %s: %w", d.dir, err), held.Close())
+	}
+	return func(ctx context.Context) error {
+		err := run(ctx, "mount", "-t", string(d.fs), d.device, d.Path())
+		if err != nil {
+			err = fmt.Errorf("mount the disk in %s again: %w", d.dir, err)
+		}
+		return errors.Join(err, held.Close())
+	}, nil
 }
 
 // Image makes only the sparse file, formatted, for a virtual machine or whoever else mounts it. Mount options of the Spec

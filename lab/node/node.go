@@ -42,6 +42,11 @@ type Options struct {
 	// Split puts the node on the split snapshotter; nil means containerd's own.
 	// It needs Cleave.
 	Split *SplitOptions
+	// Lean makes do without busybox: sandboxes run a program that only waits, and
+	// there is no busybox image.
+	Lean bool
+	// Before is called when all but cleave runs; nil for nothing.
+	Before func(context.Context, *Node) error
 }
 
 // Node is a node that runs.
@@ -71,7 +76,7 @@ func Start(ctx context.Context, run *janitor.Run, o Options) (_ *Node, err error
 		}
 		n.Disks[spec.Name] = d
 	}
-	if err := n.startRegistry(ctx); err != nil {
+	if err := n.startRegistry(ctx, o.Lean); err != nil {
 		return nil, err
 	}
 	if err := n.makeRuntime(o); err != nil {
@@ -85,6 +90,11 @@ func Start(ctx context.Context, run *janitor.Run, o Options) (_ *Node, err error
 	}
 	if err := n.startRuntime(ctx, o); err != nil {
 		return nil, err
+	}
+	if o.Before != nil {
+		if err := o.Before(ctx, n); err != nil {
+			return nil, err
+		}
 	}
 	return n, n.Cleave.Start(ctx)
 }
@@ -123,9 +133,17 @@ func (n *Node) startRuntime(ctx context.Context, o Options) (err error) {
 	return n.Split.WaitKnown(ctx, n.Runtime.PID())
 }
 
-func (n *Node) startRegistry(ctx context.Context) error {
+func (n *Node) startRegistry(ctx context.Context, lean bool) error {
 	var err error
 	if n.Registry, err = image.Serve(ctx); err != nil {
+		return err
+	}
+	if lean {
+		waiting, err := image.Waiting()
+		if err != nil {
+			return err
+		}
+		_, err = n.Registry.Push(ctx, PauseImage, waiting)
 		return err
 	}
 	pause, err := image.Pause(ctx)

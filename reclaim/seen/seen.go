@@ -6,7 +6,8 @@
 // was read from the file has only the wall clock's: a time in the future, because
 // the clock jumped back, counts as now.
 //
-// It imports engine/garbage and reclaim/slotfile. Only agent may import it.
+// It imports engine/garbage and reclaim/slotfile. Only agent and the lab may import
+// it.
 package seen
 
 import (

@@ -1,0 +1,211 @@
+package stage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/lab/janitor"
+	"github.com/cleave-cri/cleave/lab/scenario"
+)
+
+// aboutFile has what is known of a lab, in its folder.
+const aboutFile = "lab.json"
+
+// About is a lab that is kept.
+type About struct {
+	Dir    string
+	MadeAt time.Time
+	Title  string
+	Layout string
+	Mode   string
+	Disks  []DiskAbout
+	// Where its parts are reached.
+	Containerd, Listen, Control, Config, Kubeconfig, Snapshotter string
+	// Programs are the folders for PATH.
+	Programs []string
+	// Pids are of the processes that it can't be without.
+	Pids map[string]int
+}
+
+// DiskAbout is one of its filesystems.
+type DiskAbout struct {
+	Name, FS, Path, Device string
+	SizeBytes              int64
+	Roles                  []string
+}
+
+// About describes the node.
+func (s *Stage) About() About {
+	cfg := s.Node.Cleave.Config()
+	a := About{
+		Dir: s.run.Dir(), MadeAt: time.Now().UTC().Truncate(time.Second), Title: s.Scenario.Title, Layout: Layout(s.Scenario.Layout), Mode: string(s.Mode),
+		Containerd: s.Node.Runtime.Endpoint(), Listen: s.Node.Cleave.Endpoint(), Control: cfg.Control.Endpoint.Path(), Config: s.Node.Cleave.ConfigFile(),
+		Kubeconfig: s.Deputy.Kubeconfig(),
+		Programs:   []string{filepath.Dir(s.o.Programs.Cleave), filepath.Dir(s.o.Programs.Containerd)},
+		Pids:       map[string]int{"containerd": s.Node.Runtime.PID(), "kubelet's deputy": s.Deputy.PID()},
+	}
+	if s.split() {
+		a.Snapshotter = cfg.Snapshotter.StatusEndpoint.Path()
+		a.Pids["snapshotter"] = s.Node.Split.PID()
+	}
+	for _, f := range s.Scenario.Filesystems {
+		d := s.Node.Disks[f.Name]
+		a.Disks = append(a.Disks, DiskAbout{Name: f.Name, FS: string(d.FS()), Path: d.Path(), Device: d.Device(), SizeBytes: f.SizeBytes, Roles: roles(s.Scenario.Layout, f.Name)})
+	}
+	return a
+}
+
+func roles(l scenario.Layout, filesystem string) (out []string) {
+	for _, r := range []struct{ name, on string }{{"nodefs", l.NodeFS}, {"imagefs", l.ImageFS}, {"containerfs", l.ContainerFS}} {
+		if r.on == filesystem {
+			out = append(out, r.name)
+		}
+	}
+	return out
+}
+
+// Keep leaves the node running until `cleave lab down`.
+func (s *Stage) Keep(ctx context.Context) (About, error) {
+	a := s.About()
+	text, err := json.MarshalIndent(a, "", "  ")
+	if err != nil {
+		return a, fmt.Errorf("keep the lab: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(a.Dir, aboutFile), append(text, '\n'), 0o600); err != nil {
+		return a, fmt.Errorf("keep the lab: %w", err)
+	}
+	return a, s.run.Keep(ctx)
+}
+
+// Kept lists the labs that are kept. One of which nothing is known any more has
+// only its folder.
+func Kept() ([]About, error) {
+	dirs, err := janitor.Kept(janitor.Options{})
+	if err != nil {
+		return nil, err
+	}
+	var out []About
+	for _, dir := range dirs {
+		text, err := os.ReadFile(filepath.Join(dir, aboutFile))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // somebody else's: the demo's
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read about the lab in %s: %w", dir, err)
+		}
+		a := About{}
+		if json.Unmarshal(text, &a) != nil {
+			a = About{}
+		}
+		a.Dir = dir
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// Broken are the processes of a lab that have ended.
+func (a About) Broken() (out []string) {
+	for name, pid := range a.Pids {
+		// The mark by which the janitor knows its own: the number may be another's by now.
+		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil || !strings.Contains(string(environ), a.Dir) {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// Write shows a lab and how it is used.
+func (a About) Write(w io.Writer) {
+	fmt.Fprintf(w, "lab %s: layout %s, mode %s, made %s\n\n", filepath.Base(a.Dir), a.Layout, a.Mode, a.MadeAt.Local().Format(time.DateTime))
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, d := range a.Disks {
+		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\n", d.Name, page.Bytes(uint64(max(0, d.SizeBytes))), d.FS, d.Device, strings.Join(d.Roles, ", "), d.Path)
+	}
+	_ = t.Flush() //nolint:errcheck // lines for people
+	if broken := a.Broken(); len(broken) > 0 {
+		fmt.Fprintf(w, "\n! has ended: %s; take the lab down with `cleave lab down`\n", strings.Join(broken, ", "))
+	}
+}
+
+// Hints say what can be done with a lab that is up.
+func (a About) Hints(w io.Writer) {
+	fmt.Fprintf(w, `
+  cleave lab shell                          a shell in which crictl, ctr and cleave mean this lab
+  cleave status --control %s
+  crictl --runtime-endpoint %s ps
+  cleave lab down                           ends it and removes everything
+`, a.Control, a.Listen)
+}
+
+// down ends and removes all labs that are kept, and what labs have left that were
+// killed. It returns the folders of the former.
+func down(ctx context.Context, log io.Writer) ([]string, error) {
+	kept, err := Kept()
+	if err != nil {
+		return nil, err
+	}
+	var gone []string
+	var errs []error
+	for _, a := range kept {
+		if err := janitor.Clean(ctx, a.Dir); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		gone = append(gone, a.Dir)
+	}
+	// A run's start cleans what dead ones have left; it is closed at once.
+	run, err := janitor.Start(ctx, janitor.Options{Log: log})
+	if err != nil {
+		return gone, errors.Join(append(errs, err)...)
+	}
+	return gone, errors.Join(append(errs, run.Close(ctx))...)
+}
+
+// ErrNone says that no lab is up.
+var ErrNone = errors.New("no lab is up: make one with `cleave lab up`")
+
+// Shell runs a command, or a shell, in which the usual tools mean the lab.
+func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.Writer) error {
+	kept, err := Kept()
+	if err != nil {
+		return err
+	}
+	if len(kept) == 0 {
+		return ErrNone
+	}
+	a := kept[0]
+	if len(command) == 0 {
+		shell := os.Getenv("SHELL")
+		if shell == "" {
+			shell = "/bin/sh"
+		}
+		command = []string{shell}
+	}
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // what the user asks for
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, errOut
+	// The terminal's signals are for the shell.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGHUP) }
+	cmd.Env = append(os.Environ(),
+		"PATH="+strings.Join(append(a.Programs, os.Getenv("PATH")), ":"),
+		"CLEAVE_LAB="+a.Dir, "CLEAVE_CONFIG="+a.Config, "CLEAVE_CONTROL="+a.Control,
+		"CONTAINER_RUNTIME_ENDPOINT="+a.Listen, "IMAGE_SERVICE_ENDPOINT="+a.Listen,
+		"CONTAINERD_ADDRESS="+strings.TrimPrefix(a.Containerd, "unix://"), "CONTAINERD_NAMESPACE=k8s.io",
+		"KUBECONFIG="+a.Kubeconfig, "PS1=(cleave lab) \\w # ",
+	)
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w", command[0], err)
+	}
+	return nil
+}
