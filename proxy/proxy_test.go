@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -629,5 +630,60 @@ func TestRuntimeThatSpeaksSomethingElseIsNamed(t *testing.T) {
 				t.Errorf("got %v %q, want Unavailable naming %s", got.Code, got.Message, w.upstreamPath)
 			}
 		})
+	}
+}
+
+// Calls are counted by method and status, and how long they took, whichever of the two ways they go.
+func TestCallsAreCountedByMethodAndCode(t *testing.T) {
+	t.Parallel()
+	const list, version, events = "/runtime.v1.RuntimeService/ListContainers", "/runtime.v1.RuntimeService/Version", "/runtime.v1.RuntimeService/GetContainerEvents"
+	w := newProxy(t, proxy.Config{Interceptors: map[string]proxy.AnswerFunc{list: func(_ context.Context, b []byte) ([]byte, error) { return b, nil }}})
+	echo := proxytest.NewEchoRuntime()
+	begun := make(chan struct{}, 10)
+	echo.Seen = func(context.Context, string) { begun <- struct{}{} }
+	w.startRuntime(t, echo)
+	call := func(ctx context.Context, method string, md metadata.MD) {
+		proxytest.Do(ctx, w.through, proxytest.Call{Method: method, Requests: [][]byte{{}}, Metadata: md})
+	}
+	notFound := metadata.MD{proxytest.StatusCode: {fmt.Sprint(int(codes.NotFound))}}
+	for _, method := range []string{list, version} {
+		call(t.Context(), method, nil)
+		call(t.Context(), method, nil)
+		call(t.Context(), method, notFound)
+	}
+	call(t.Context(), "/future.v9.Service/Chat", nil)
+	call(t.Context(), "/future.v9.Service/Another", nil)
+	for len(begun) > 0 {
+		<-begun
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-begun; cancel() }()
+	call(ctx, events, metadata.MD{proxytest.Hold: {"1h"}})
+	want := map[string]map[string]int64{
+		"ListContainers": {"OK": 2, "NotFound": 1}, "Version": {"OK": 2, "NotFound": 1}, "other": {"OK": 2}, "GetContainerEvents": {"none": 1},
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		got, within := map[string]map[string]int64{}, map[string][]int64{}
+		for _, m := range w.server.Counters().Methods {
+			got[m.Method], within[m.Method] = m.ByCode, m.Within
+			if (m.Seconds > 0) != (m.Method != "GetContainerEvents") {
+				t.Errorf("%s took %g s", m.Method, m.Seconds)
+			}
+		}
+		diff := cmp.Diff(want, got)
+		if diff == "" {
+			if n := within["ListContainers"]; len(n) != len(proxy.LatencyBounds())+1 || n[len(n)-1] != 3 || !slices.IsSorted(n) {
+				t.Errorf("within the bounds %v", n)
+			}
+			if n := within["GetContainerEvents"]; len(n) > 0 {
+				t.Errorf("a call that does not end by itself is within %v", n)
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(diff)
+		}
+		runtime.Gosched()
 	}
 }

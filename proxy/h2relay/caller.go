@@ -81,8 +81,19 @@ type stream struct {
 	// debt is what must not be given of the next credits for uploads, because
 	// the caller counts with more than the server takes.
 	debt int64
-	// finish ends the counting of the call.
-	finish func()
+	// method is what is called, "/service/method".
+	method string
+	// counted ends the counting of the call, once; status is what it is then given.
+	counted func(code int)
+	status  int
+}
+
+// finish ends the counting of the call. Preconditions: caller.mu is held.
+func (s *stream) finish() {
+	if end := s.counted; end != nil {
+		s.counted = nil
+		end(s.status)
+	}
 }
 
 // settling is a SETTINGS frame of the caller's. The caller may count with it once
@@ -377,7 +388,7 @@ func (c *caller) takeHeaders(f *http2.MetaHeadersFrame) error {
 		return nil // the caller was told and makes the call again elsewhere
 	}
 	method := f.PseudoValue("path")
-	s = &stream{id: f.StreamID, endless: c.relay.cfg.Endless(method), callerDone: f.StreamEnded()}
+	s = &stream{id: f.StreamID, method: method, status: NoStatus, endless: c.relay.cfg.Endless(method), callerDone: f.StreamEnded()}
 	for range routesMax {
 		server := c.route(method)
 		if server == nil {
@@ -407,7 +418,7 @@ func (c *caller) admitLocked(s *stream) bool {
 		return false
 	}
 	c.lastID = s.id
-	s.finish = sync.OnceFunc(c.relay.cfg.Begin())
+	s.counted = c.relay.cfg.Begin(s.method)
 	c.streams[s.id] = s
 	return true
 }
@@ -640,6 +651,7 @@ func (c *caller) answerHere(s *stream, code codes.Code, message string) bool {
 		return false
 	}
 	answering, callerDone := s.answering, s.callerDone
+	s.status = int(code)
 	c.forgetLocked(s) // before anybody else can write to it
 	c.mu.Unlock()
 	c.out.headersLocked(s.id, statusFields(answering, code, message), true)

@@ -8,9 +8,12 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -341,5 +344,53 @@ func BenchmarkUnary(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// Each call that ends is counted with the status that its caller got, one without a status too.
+func TestStatusesAreCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	held := make(chan struct{})
+	w.serveGRPC(func(_ any, ss grpc.ServerStream) error {
+		method, _ := grpc.Method(ss.Context())
+		switch method {
+		case "/s/missing":
+			return status.Error(codes.NotFound, "it is not there")
+		case "/s/odd":
+			return status.Error(42, "a code of the future")
+		case "/s/held":
+			close(held)
+			<-ss.Context().Done()
+			return ss.Context().Err()
+		}
+		return ss.SendMsg([]byte("answer"))
+	})
+	conn := w.dialGRPC()
+	call := func(ctx context.Context, method string) {
+		var answer []byte
+		if err := conn.Invoke(ctx, method, []byte("request"), &answer); (err == nil) != (method == "/s/good") {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+	for _, method := range []string{"/s/good", "/s/missing", "/s/odd"} {
+		call(t.Context(), method)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { <-held; cancel() }()
+	call(ctx, "/s/held")
+	want := []string{"/s/good 0", "/s/missing 5", "/s/odd 42", "/s/held -1"}
+	deadline := time.Now().Add(patience)
+	for {
+		w.mu.Lock()
+		got := slices.Clone(w.statuses)
+		w.mu.Unlock()
+		if slices.Equal(want, got) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("counted %q, want %q", got, want)
+		}
+		runtime.Gosched()
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -41,6 +42,8 @@ type world struct {
 
 	mu    sync.Mutex
 	conns []net.Conn // guarded by mu
+	// statuses are those of calls that have ended, with their methods; guarded by mu.
+	statuses []string
 }
 
 var errDown = errors.New("nobody listens")
@@ -64,11 +67,14 @@ func newWorld(t testing.TB) *world {
 		DialOther: func() (net.Conn, error) { return dialTo(w.others) },
 		Other:     func(method string) bool { return strings.HasPrefix(method, "/other/") },
 		Endless:   func(method string) bool { return strings.HasSuffix(method, "/endless") },
-		Begin: func() func() {
+		Begin: func(method string) func(int) {
 			w.calls.Add(1)
 			w.inFlight.Add(1)
 			var ended atomic.Bool
-			return func() {
+			return func(code int) {
+				w.mu.Lock()
+				w.statuses = append(w.statuses, fmt.Sprintf("%s %d", method, code))
+				w.mu.Unlock()
 				if ended.Swap(true) {
 					t.Error("a call was counted as ended twice")
 				}

@@ -26,6 +26,10 @@ import (
 	"go.uber.org/zap"
 )
 
+// NoStatus is the status of a call that ended without one: it was reset, or its
+// connection ended.
+const NoStatus = -1
+
 // Config is what a relay needs.
 type Config struct {
 	// Dial connects to the server behind. It must not take long: the calls of
@@ -40,9 +44,11 @@ type Config struct {
 	// Endless reports whether calls of a method do not end by themselves. Such
 	// calls are ended when draining begins.
 	Endless func(method string) bool
-	// Begin counts a call; the function that it returns ends it. Both are called
-	// under a lock: they must not block, nor call the relay.
-	Begin func() func()
+	// Begin counts a call of a method, "/service/method"; the function that it
+	// returns ends it, with the status by which the caller's side ended, NoStatus
+	// if there was none. Both are called under a lock: they must not block, nor
+	// call the relay.
+	Begin func(method string) func(code int)
 	// Peer is what the server behind is called in messages, for instance
 	// "container runtime at unix:///run/containerd/containerd.sock".
 	Peer string

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -272,10 +273,24 @@ func (s *server) takeHeaders(f *http2.MetaHeadersFrame) {
 		st.answering = true
 	}
 	if f.StreamEnded() {
+		st.status = statusIn(f.Fields)
 		c.serverDoneLocked(st)
 	}
 	c.mu.Unlock()
 	c.out.headersLocked(f.StreamID, f.Fields, f.StreamEnded())
+}
+
+// statusIn is the status in trailers, NoStatus if there is none that is a number.
+func statusIn(fields []hpack.HeaderField) int {
+	for _, f := range fields {
+		if f.Name == "grpc-status" {
+			if code, err := strconv.Atoi(f.Value); err == nil && code >= 0 {
+				return code
+			}
+			break
+		}
+	}
+	return NoStatus
 }
 
 // serverDoneLocked notes that the response is whole; its last frame is written
