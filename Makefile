@@ -287,6 +287,14 @@ bench-idle: deps ## What the usage index takes of a core: a million inodes at re
 bench-fanotify: deps ## What watching a filesystem with fanotify costs the writer and the reader (root)
 	@go run ./integration/bench fanotify
 
+# How often each is attacked, relative to three times.
+REACTSCALE ?= 1
+
+.PHONY: bench-react
+bench-react: deps build ## How fast the kubelet and cleave react to a disk that fills up, and what it costs others (root; 10 minutes)
+	@$(TOOLCHAIN) get $(PEERS) kubelet >/dev/null
+	@go run ./integration/bench -cleave bin/cleave -scale $(REACTSCALE) react
+
 .PHONY: fuzz
 fuzz: ## Run each fuzz target for FUZZTIME (20s)
 	@for pkg in $$(go list ./...); do \

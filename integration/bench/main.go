@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -23,6 +24,14 @@ import (
 
 func main() {
 	janitor.Main()
+	if slices.Contains(os.Args[1:], "react") { // a kubelet needs namespaces of its own
+		if inside, status, err := apartForReact(); err != nil || !inside {
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "bench:", err)
+			}
+			os.Exit(status)
+		}
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
@@ -52,6 +61,8 @@ func run(ctx context.Context, args []string) error {
 		return benchIdle(ctx, *scale)
 	case "fanotify":
 		return benchFanotify(ctx, *scale)
+	case "react":
+		return benchReact(ctx, *cleave, *scale, parts(*only, "kubelet,cleave"))
 	case helperFiles:
 		return writeFiles(flags.Arg(1))
 	case helperWriter:
@@ -63,7 +74,7 @@ func run(ctx context.Context, args []string) error {
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:
-		return errors.New("say what to measure: proxy, snapshotter, walk, idle or fanotify")
+		return errors.New("say what to measure: proxy, snapshotter, walk, idle, fanotify or react")
 	}
 }
 

@@ -52,11 +52,14 @@ const NodeName = "lab"
 // Kubelet is a real kubelet, running or not. Its methods are for one caller at a time.
 type Kubelet struct {
 	process process
-	plane   *ControlPlane
-	port    int
+	// plane is nil for one that stands alone.
+	plane        *ControlPlane
+	port, health int
+	manifests    string
 }
 
-// NewKubelet prepares a kubelet of a control plane. It starts nothing.
+// NewKubelet prepares a kubelet of a control plane, or with nil one that stands alone: then it runs the pods of the files in
+// [Kubelet.Manifests] and nobody else's. It starts nothing.
 func NewKubelet(plane *ControlPlane, o KubeletOptions) (*Kubelet, error) {
 	orIn := func(path, name string) string {
 		if path == "" {
@@ -81,9 +84,13 @@ func NewKubelet(plane *ControlPlane, o KubeletOptions) (*Kubelet, error) {
 	if err != nil {
 		return nil, err
 	}
-	kubeconfig := filepath.Join(o.Dir, "kubeconfig")
-	if err := plane.WriteKubeconfig(kubeconfig); err != nil {
-		return nil, err
+	var args []string
+	if plane != nil {
+		kubeconfig := filepath.Join(o.Dir, "kubeconfig")
+		if err := plane.WriteKubeconfig(kubeconfig); err != nil {
+			return nil, err
+		}
+		args = append(args, "--kubeconfig="+kubeconfig)
 	}
 	settings := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
@@ -107,14 +114,16 @@ func NewKubelet(plane *ControlPlane, o KubeletOptions) (*Kubelet, error) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		return nil, fmt.Errorf("prepare a kubelet: %w", err)
 	}
-	args := append([]string{
-		"--config=" + file, "--kubeconfig=" + kubeconfig, "--root-dir=" + root, "--cert-dir=" + filepath.Join(o.Dir, "pki"),
-		"--hostname-override=" + NodeName, "--node-ip=" + enclave.Address, "--v=2",
-	}, o.Args...)
+	args = append(args,
+		"--config="+file, "--root-dir="+root, "--cert-dir="+filepath.Join(o.Dir, "pki"),
+		"--hostname-override="+NodeName, "--node-ip="+enclave.Address, "--v=2",
+	)
 	return &Kubelet{
-		process: process{binary: o.Binary, args: args, env: o.Env, log: filepath.Join(o.Dir, "kubelet.log")},
-		plane:   plane,
-		port:    portOf(settings["readOnlyPort"], ports[1]),
+		process:   process{binary: o.Binary, args: append(args, o.Args...), env: o.Env, log: filepath.Join(o.Dir, "kubelet.log")},
+		plane:     plane,
+		port:      portOf(settings["readOnlyPort"], ports[1]),
+		health:    portOf(settings["healthzPort"], ports[2]),
+		manifests: manifests,
 	}, nil
 }
 
@@ -137,8 +146,13 @@ func portOf(value any, otherwise int) int {
 	return otherwise
 }
 
-// Start starts the kubelet and waits until it says that its node is ready.
+// Start starts the kubelet and waits until it says that its node is ready; one that stands alone, that it is healthy.
 func (k *Kubelet) Start(ctx context.Context) error {
+	if k.plane == nil {
+		return k.process.start(ctx, func(ctx context.Context) error {
+			return get(ctx, "http://127.0.0.1:"+strconv.Itoa(k.health)+"/healthz")
+		})
+	}
 	began := metav1.NewTime(time.Now().Truncate(time.Second))
 	return k.process.start(ctx, func(ctx context.Context) error {
 		node, err := k.Node(ctx)
@@ -158,7 +172,10 @@ func (k *Kubelet) Start(ctx context.Context) error {
 	})
 }
 
-// Node is the node as the API server has it.
+// Manifests is the folder for files of static pods, unless the settings name another one.
+func (k *Kubelet) Manifests() string { return k.manifests }
+
+// Node is the node as the API server has it; it needs one.
 func (k *Kubelet) Node(ctx context.Context) (*corev1.Node, error) {
 	return k.plane.client.CoreV1().Nodes().Get(ctx, NodeName, metav1.GetOptions{})
 }
