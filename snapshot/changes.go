@@ -65,6 +65,20 @@ func (c *changes) same(generation uint64) bool {
 	return c.following && c.generation == generation
 }
 
+// Mark is a moment in what containerd told.
+type Mark struct{ generation uint64 }
+
+// Mark is this moment.
+func (r *Reader) Mark() Mark {
+	r.changes.mu.Lock()
+	defer r.changes.mu.Unlock()
+	return Mark{generation: r.changes.generation}
+}
+
+// Since says that no event has told of a change since a mark. It is false
+// without [Reader.Follow], which it can't know then.
+func (r *Reader) Since(m Mark) bool { return r.changes.same(m.generation) }
+
 // follow says whether events come in from now on. Between two streams anything
 // may have happened.
 func (c *changes) follow(following bool) {

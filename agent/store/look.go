@@ -39,11 +39,18 @@ func connected(ctx context.Context, cfg config.Config, do func(context.Context, 
 
 // picture reads and measures the store once.
 func picture(ctx context.Context, conn grpc.ClientConnInterface) (*inventory.Picture, []error, error) {
-	contents, err := snapshot.ReadContents(ctx, conn)
+	read := func(ctx context.Context) (*inventory.Contents, error) { return snapshot.ReadContents(ctx, conn) }
+	return Picture(ctx, read, NewMeasurer(conn))
+}
+
+// Picture makes a picture of what read reads. What could not be measured is unknown
+// in it, and problems says why.
+func Picture(ctx context.Context, read func(context.Context) (*inventory.Contents, error), m *Measurer) (_ *inventory.Picture, problems []error, _ error) {
+	contents, err := read(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	figures, problems := NewMeasurer(conn).Measure(ctx, contents)
+	figures, problems := m.Measure(ctx, contents)
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("measure the store: %w", err)
 	}

@@ -36,6 +36,7 @@ func Build(c *Contents, figures Figures) *Picture {
 // gather puts the records together that lead to one configuration.
 func (p *Picture) gather() {
 	c := p.store.contents
+	strangers := map[Key]string{}
 	for n := range c.Namespaces {
 		ns := &c.Namespaces[n]
 		for i := range ns.Images {
@@ -61,7 +62,14 @@ func (p *Picture) gather() {
 			}
 			g.records = append(g.records, p.store.byName[name{int32(n), nodeRecord, "", r.Name}])
 			p.repull(image, g, int32(n), r)
+			if name := p.store.stranger(int32(n), r); name != "" && resolved {
+				strangers[key] = name
+			}
 		}
+	}
+	for key, name := range strangers {
+		image := &p.Images[p.byKey[key]]
+		image.Repullable, image.NotRepullable = false, "it was not pulled by its name "+name
 	}
 	// By key, the groups with their images.
 	order := make([]int, len(p.Images))
@@ -134,25 +142,47 @@ func (p *Picture) repull(image *Image, g *group, n int32, r *Record) {
 	}
 }
 
-// repoDigest takes a name such as host:5000/path/name@sha256:... apart. digest is
-// empty for any other.
-func repoDigest(name string) (host, repository, digest string) {
-	at, digest, ok := strings.Cut(name, "@")
-	if !ok {
-		return "", "", ""
+// stranger is a record's name if its target was not pulled from the repository in
+// it: with a tag that somebody gave by hand it can be pulled by other names, but
+// not by this one. A name without repository, such as an ID, is none.
+func (s *store) stranger(n int32, r *Record) string {
+	host, repository := repositoryOf(r.Name)
+	if b := s.blob(n, r.Target); host == "" || b != nil && slices.Contains(strings.Split(b.Labels[LabelSource+host], ","), repository) {
+		return ""
 	}
-	host, repository, ok = strings.Cut(at, "/")
+	return r.Name
+}
+
+// repositoryOf takes a name such as host:5000/path/name:tag apart, with or
+// without tag and digest; empty for one without a repository. The registry's
+// name is without its port, as it is in labels (containerd,
+// core/remotes/docker/handler.go).
+func repositoryOf(name string) (host, repository string) {
+	name, _, _ = strings.Cut(name, "@")
+	host, repository, ok := strings.Cut(name, "/")
 	if !ok {
-		return "", "", ""
+		return "", ""
 	}
-	// The label has the registry's name without its port.
 	if port := strings.LastIndexByte(host, ':'); port >= 0 && !strings.HasSuffix(host, "]") {
 		host = host[:port]
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	// With a tag too: name:tag@digest.
 	if tag := strings.LastIndexByte(repository, ':'); tag >= 0 {
 		repository = repository[:tag]
+	}
+	return host, repository
+}
+
+// repoDigest takes a name such as host:5000/path/name@sha256:... apart. digest is
+// empty for any other.
+func repoDigest(name string) (host, repository, digest string) {
+	name, digest, ok := strings.Cut(name, "@")
+	if !ok {
+		return "", "", ""
+	}
+	host, repository = repositoryOf(name)
+	if host == "" {
+		return "", "", ""
 	}
 	return host, repository, digest
 }

@@ -53,7 +53,12 @@ func (p *Picture) Keepers(k Key) []Keeper {
 	if len(stays) == 0 {
 		return nil
 	}
-	var out []Keeper
+	return p.keepers(stays, i)
+}
+
+// keepers are those who keep some of the nodes, but for one image.
+func (p *Picture) keepers(stays map[int32]bool, without int) (out []Keeper) {
+	s, r := p.store, newReach(p.store.graph)
 	look := func(nodes []int32, kind KeeperKind, namespace, id string) {
 		var kept []int32
 		for _, n := range r.of(nodes) {
@@ -66,7 +71,7 @@ func (p *Picture) Keepers(k Key) []Keeper {
 		}
 	}
 	for j := range p.groups {
-		if j != i {
+		if j != without {
 			look(s.living(p.groups[j].records), KeeperImage, p.Images[j].Namespace, p.Images[j].ID)
 		}
 	}
@@ -80,6 +85,43 @@ func (p *Picture) Keepers(k Key) []Keeper {
 	slices.SortFunc(out, func(a, b Keeper) int {
 		return cmp.Or(cmp.Compare(b.Kept.Bytes(), a.Kept.Bytes()), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.ID, b.ID))
 	})
+	return out
+}
+
+// Leftover is what is still there of something.
+type Leftover struct {
+	// There is what is there, Uncollected what of it nobody keeps: containerd's
+	// next collection removes it.
+	There, Uncollected Amount
+	// Keepers are those who keep the rest, who keeps most first.
+	Keepers []Keeper
+}
+
+// Leftover finds what is still there of parts, by their IDs, such as those of an
+// image that has been removed since they were listed.
+func (p *Picture) Leftover(ids []string) (out Leftover) {
+	s := p.store
+	wanted := map[string]bool{}
+	for _, id := range ids {
+		wanted[id] = true
+	}
+	stays := map[int32]bool{}
+	var there, dead []int32
+	for i := range s.objects {
+		n := int32(i)
+		if !s.weighs[n] || !wanted[s.partID(n)] {
+			continue
+		}
+		stays[n] = true
+		if there = append(there, n); !s.graph.lives(n) {
+			dead = append(dead, n)
+		}
+	}
+	if len(stays) == 0 {
+		return out
+	}
+	out.There, out.Uncollected = s.amount(there), s.amount(dead)
+	out.Keepers = p.keepers(stays, -1)
 	return out
 }
 

@@ -19,9 +19,22 @@ func (p *Picture) Parts(k Key) []Part {
 	if !ok {
 		return nil
 	}
+	return p.parts(newReach(p.store.graph), i)
+}
+
+// AllParts are the parts of each image, in the order of Images.
+func (p *Picture) AllParts() [][]Part {
+	r := newReach(p.store.graph)
+	out := make([][]Part, len(p.Images))
+	for i := range out {
+		out[i] = p.parts(r, i)
+	}
+	return out
+}
+
+func (p *Picture) parts(r *reach, i int) (out []Part) {
 	s := p.store
-	var out []Part
-	for _, n := range newReach(s.graph).of(p.groups[i].records) {
+	for _, n := range r.of(p.groups[i].records) {
 		if s.weighs[n] {
 			out = append(out, Part{ID: s.partID(n), Figure: s.figures[n], Known: s.known[n], Held: !p.mortal[n]})
 		}

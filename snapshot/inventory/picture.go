@@ -98,8 +98,8 @@ type Image struct {
 	// Pinned images are never to be removed.
 	Pinned bool
 	// Repullable says that it can be had again: it has a digest in a
-	// repository, and all that is there of it was pulled from that. An imported
-	// image never is.
+	// repository, all that is there of it was pulled from that, and it was pulled
+	// from the repository of each of its names. An imported image never is.
 	Repullable bool
 	// NotRepullable says why not.
 	NotRepullable string

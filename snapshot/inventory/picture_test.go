@@ -197,6 +197,8 @@ func TestUsersPinnedRepullable(t *testing.T) {
 	volume := s.pulled(ns, "volume", []string{"v"})
 	remapped := s.pulled(ns, "remapped", []string{"r"})
 	base := s.pulled(ns, "base", []string{"v", "b"})
+	renamed := s.pulled(ns, "renamed", []string{"n"}, "registry.example:5000/renamed:1", "other.example/renamed:1")
+	ported := s.pulled(ns, "ported", []string{"o"}, "registry.example:5000/ported:1")
 	imported := s.pulled(ns, "imported", []string{"i"}, "registry.example/imported:1")
 	elsewhere := s.pulled(ns, "elsewhere", []string{"e"})
 	s.pulled(&s.c.Namespaces[1], "elsewhere", []string{"e"}, "e")
@@ -232,6 +234,8 @@ func TestUsersPinnedRepullable(t *testing.T) {
 		{volume, []User{{UserVolume, "k8s.io", "/run/image-volumes/s/d"}}, true, false},
 		{remapped, []User{{UserContainer, "k8s.io", "c2"}}, true, false},
 		{base, nil, true, false},
+		{ported, nil, true, false},
+		{renamed, nil, false, false}, // it can't be had by its other name
 		{imported, nil, false, false},
 		{elsewhere, []User{{UserContainer, "moby", "m"}}, true, false},
 	} {
@@ -420,5 +424,49 @@ func TestCTD80_ExpiredOrNot(t *testing.T) {
 	}
 	if expired(nil, now) {
 		t.Error("expired without saying when")
+	}
+}
+
+// What is left of an image that has gone is found by its parts: who keeps them, and
+// what containerd has not collected yet.
+func TestLeftover(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	ns := s.cri()
+	gone := s.pulled(ns, "gone", []string{"base", "own", "top"})
+	other := s.pulled(ns, "other", []string{"base"}, "registry.example/other:1")
+	var ids []string
+	for _, part := range Build(s.c, s).Parts(gone) {
+		ids = append(ids, part.ID)
+	}
+	ns.Images = slices.DeleteFunc(ns.Images, func(r Record) bool { return strings.Contains(r.Name, "/gone") })
+	ns.Leases = []Lease{{ID: "somebody", Resources: []Resource{{Type: "snapshots/split", ID: "base+own"}}}}
+	left := Build(s.c, s).Leftover(ids)
+	takes(t, "what is there", left.There, 5, 3)               // manifest, configuration and three layers, packed and unpacked
+	takes(t, "what is not collected", left.Uncollected, 4, 1) // but the layer that the other has too
+	if len(left.Keepers) != 2 || left.Keepers[0].ID != "somebody" || left.Keepers[1].ID != other.ID {
+		t.Fatalf("keepers %+v", left.Keepers)
+	}
+	takes(t, "what the lease keeps", left.Keepers[0].Kept, 0, 2)
+	takes(t, "what the other image keeps", left.Keepers[1].Kept, 1, 1)
+	if left := Build(s.c, s).Leftover([]string{"no such thing"}); len(left.Keepers) > 0 || left.There.Bytes() > 0 {
+		t.Errorf("of nothing: %+v", left)
+	}
+}
+
+func TestAllPartsAreThePartsOfEach(t *testing.T) {
+	t.Parallel()
+	s := newShelf()
+	s.pulled(s.cri(), "a", []string{"base", "a"})
+	s.pulled(s.cri(), "b", []string{"base", "b"})
+	p := Build(s.c, s)
+	for i, parts := range p.AllParts() {
+		byID := func(a, b Part) int { return strings.Compare(a.ID, b.ID) }
+		one := p.Parts(p.Images[i].Key)
+		slices.SortFunc(one, byID)
+		slices.SortFunc(parts, byID)
+		if diff := cmp.Diff(one, parts); diff != "" || len(parts) == 0 {
+			t.Errorf("%v (-alone +all):\n%s", p.Images[i].Key, diff)
+		}
 	}
 }
