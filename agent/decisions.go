@@ -21,6 +21,7 @@ import (
 	"github.com/cleave-cri/cleave/agent/peaks"
 	"github.com/cleave-cri/cleave/agent/pressure"
 	"github.com/cleave-cri/cleave/agent/standalone"
+	"github.com/cleave-cri/cleave/agent/stock"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
@@ -61,7 +62,7 @@ type decisions struct {
 	images   *seen.Store
 	peaks    *peaks.Store
 	removal  *reclaim.Images
-	store    *ctdstore.Store
+	stock    *stock.Stock
 	space    *signalSpace
 	log      *zap.Logger
 	// standalone ends pods where the API server is not asked to.
@@ -69,6 +70,12 @@ type decisions struct {
 	// reading is held by who reads the logs of a pod that goes.
 	reading atomic.Bool
 
+	// left are the pods that are not ranked, and why.
+	left atomic.Pointer[[]string]
+	// accounted are the signals of filesystems on which everything was measured at some time; the keeper's goroutine uses it.
+	accounted map[engine.Signal]bool
+	// picked are the layers of each image of the last plan.
+	picked  atomic.Pointer[map[string][]garbage.Layer]
 	kubelet atomic.Pointer[kubelet.Settings]
 	cluster atomic.Pointer[cluster]
 	// pressure is what the last pass came to, nil before it; book is the keeper's own, for the next.
@@ -136,10 +143,10 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 	}
 	runtime := runtimeapi.NewRuntimeServiceClient(a.upstream)
 	d.standalone = standalone.Evictor{Runtime: runtime}
-	d.store = ctdstore.New(a.upstream, a.cfg.Runtime.Namespace, snapshotter)
+	d.stock = stock.New(a.upstream)
 	d.space = &signalSpace{free: d.free}
-	site := reclaim.Site{Space: d.space}
-	d.removal = &reclaim.Images{Site: site, CRI: runtimeapi.NewImageServiceClient(a.upstream), Runtime: runtime, Store: d.store, Lock: d.names, Memory: remembered}
+	site := reclaim.Site{Space: d.space, Holders: holders{d}}
+	d.removal = &reclaim.Images{Site: site, CRI: runtimeapi.NewImageServiceClient(a.upstream), Runtime: runtime, Store: ctdstore.New(a.upstream, a.cfg.Runtime.Namespace, snapshotter), Lock: d.names, Memory: remembered}
 	containers := &reclaim.Containers{Site: site, Runtime: runtime, Pods: d, LogDir: a.cfg.Filesystems.Logs}
 	logs := &reclaim.Logs{Site: site, Runtime: runtime, Pods: d, Dir: a.cfg.Filesystems.Logs}
 	parts := keeper.Parts{
@@ -173,6 +180,11 @@ func (d *decisions) run(ctx context.Context) error {
 	})
 	parts.Go(func() { d.keepUp(ctx, &parts) })
 	parts.Go(func() { d.watchPeaks(ctx) })
+	parts.Go(func() {
+		if err := d.stock.Run(ctx); err != nil {
+			d.log.Warn("containerd's store is not followed any more", zap.Error(err))
+		}
+	})
 	parts.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), flightGrace)
 	defer cancel()
@@ -376,23 +388,31 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 	}
 	for signal, role := range rolesOfSignals() {
 		place, _ := p.layout.Get(role)
-		if account, ok := p.accounts[place.Filesystem.Device]; ok && account.Unmeasured == 0 {
+		account, ok := p.accounts[place.Filesystem.Device]
+		if d.accounted == nil {
+			d.accounted = map[engine.Signal]bool{}
+		}
+		d.accounted[signal] = d.accounted[signal] || ok && account.Unmeasured == 0
+		// What has no figure yet, as a pod that was just made, counts as nobody's: rather is nobody evicted for some seconds. Not
+		// before all had one, or there would be nothing to compare it with.
+		if ok && d.accounted[signal] {
 			in.Unattributed = append(in.Unattributed, engine.Unattributed{Signal: signal, Bytes: max(account.UnattributedBytes, 0)})
 		}
 	}
-	in.Pods = d.pods(in.Now)
+	var left []string
+	in.Pods, left = d.pods(in.Now)
+	d.left.Store(&left)
 	return in, nil
 }
 
-// pods are those that may be ranked.
-func (d *decisions) pods(now time.Time) []engine.Pod {
+// pods are those that may be ranked; left are the others, and why.
+func (d *decisions) pods(now time.Time) (pods []engine.Pod, left []string) {
 	c := d.cluster.Load()
 	if c == nil && d.cfg.Reclaim.EvictBy == config.EvictStandalone {
 		w := d.observer.surveyed.Load().workloads
-		return decide.Sandboxes(ephemeral.Current(w.sandboxes), w.containers)
+		return decide.Sandboxes(ephemeral.Current(w.sandboxes), w.containers), nil
 	}
-	pods, _ := decide.Pods(c.view(), now, podsMaxAge)
-	return pods
+	return decide.Pods(c.view(), now, podsMaxAge)
 }
 
 func rolesOfSignals() map[engine.Signal]fsstats.Role {
@@ -516,7 +536,7 @@ func (d *decisions) bytesOf(s engine.Signal) map[string]int64 {
 	return out
 }
 
-// signalSpace is the filesystem of the signal that a plan was made for last. Plans are made and carried out one after the other.
+// signalSpace is the filesystem of the signal that a plan is carried out for. They are carried out one after the other.
 type signalSpace struct {
 	free func(fsstats.Role) (fsstats.Filesystem, error)
 	role atomic.Pointer[fsstats.Role]

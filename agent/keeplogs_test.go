@@ -129,7 +129,7 @@ func TestPodsOfTheRuntime(t *testing.T) {
 		},
 		containers: []ephemeral.Container{{ID: "c1", Name: "web", SandboxID: "s1", Running: true}, {ID: "c2", Name: "old", SandboxID: "s1"}},
 	}})
-	if pods := d.pods(now); len(pods) > 0 {
+	if pods, _ := d.pods(now); len(pods) > 0 {
 		t.Errorf("without being told to: %+v", pods)
 	}
 	d.cfg.Reclaim.EvictBy = config.EvictStandalone
@@ -137,7 +137,8 @@ func TestPodsOfTheRuntime(t *testing.T) {
 		{UID: "u1", Namespace: "default", Name: "app", Containers: []engine.Container{{Name: "web"}}},
 		{UID: "u4", Namespace: "default", Name: "file", Static: true},
 	}
-	if diff := cmp.Diff(want, d.pods(now)); diff != "" {
+	pods, _ := d.pods(now)
+	if diff := cmp.Diff(want, pods); diff != "" {
 		t.Error(diff)
 	}
 }

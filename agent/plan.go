@@ -27,6 +27,9 @@ const (
 	pathCollect = "/v1/collect"
 )
 
+// shownPods is how many pods a status names.
+const shownPods = 10
+
 // errNoReclaim says that this cleave does not reclaim.
 var errNoReclaim = errors.New("this cleave does not reclaim: set reclaim.enabled in its configuration and restart it")
 
@@ -167,6 +170,9 @@ func writeSteps(out *page.Writer, steps []record.Step) error {
 // ReclaimStatus is how what reclaims and evicts is.
 type ReclaimStatus struct {
 	keeper.Status
+	// LeftOut are pods that are not ranked, so that none of them is evicted, and why; at most shownPods of them, and LeftOutCount all.
+	LeftOut      []string `json:"leftOut,omitempty"`
+	LeftOutCount int      `json:"leftOutCount,omitempty"`
 	// Records counts what was written to the flight recorder, nil while another process records.
 	Records *flight.Counters `json:"records,omitempty"`
 	// Kube is what the cluster was told, nil where nothing is to be.
@@ -177,6 +183,9 @@ func (d *decisions) status() *ReclaimStatus {
 	s := &ReclaimStatus{Status: d.keeper.Status()}
 	if c := d.cluster.Load(); c != nil {
 		s.Kube = c.teller.Status()
+	}
+	if left := d.left.Load(); left != nil {
+		s.LeftOut, s.LeftOutCount = (*left)[:min(len(*left), shownPods)], len(*left)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -201,6 +210,21 @@ func (s *ReclaimStatus) writeText(out *page.Writer, now time.Time) {
 		out.Printf("Reclaim: %s (%s ago); since the start %d things deleted, %s freed, %d pods evicted.\n", what, now.Sub(*s.LookedAt).Round(time.Second),
 			s.Counts.Deleted, page.Bytes(uint64(max(s.Counts.GainedBytes, 0))), s.Counts.Evicted) //nolint:gosec // not below zero
 		out.Printf("  begins at: %s\n", strings.Join(s.Thresholds, ", "))
+	}
+	if s.Held != "" {
+		out.Printf("! Reclaim: nobody is evicted before it is known whether images and containers are enough: %s\n", s.Held)
+	}
+	if s.LeftOutCount > 0 {
+		out.Printf("! Reclaim: %d pods are not ranked, so none of them is evicted:\n", s.LeftOutCount)
+		for _, left := range s.LeftOut {
+			out.Printf("    %s\n", left)
+		}
+		if more := s.LeftOutCount - len(s.LeftOut); more > 0 {
+			out.Printf("    and %d more\n", more)
+		}
+	}
+	for _, n := range s.Notes {
+		out.Printf("  %s ago %s %s: %s\n", now.Sub(n.At).Round(time.Second), n.Kind, n.ID, n.Text)
 	}
 	for _, o := range s.Overlaps {
 		out.Printf("! Reclaim: nobody is evicted by a threshold that is not above the kubelet's: %s\n", o)

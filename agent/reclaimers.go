@@ -7,22 +7,30 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/decide"
 	"github.com/cleave-cri/cleave/agent/keeper"
+	"github.com/cleave-cri/cleave/agent/stock"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/garbage"
 	"github.com/cleave-cri/cleave/engine/record"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/reclaim"
+	"github.com/cleave-cri/cleave/snapshot/inventory"
 )
 
 var errNoKubelet = errors.New("the kubelet's settings are not known")
 
 // errPastCleave: between ImageStatus and CreateContainer only the calls show that an image will be used (KSS-22).
 var errPastCleave = errors.New("no image goes: the kubelet is being restarted or asks past cleave, so it is not known which images it is about to use")
+
+// pictureMaxAge is how old a picture of the store may be that events have told of changes since, if it has all images: in each
+// deletion all is looked at again.
+const pictureMaxAge = 5 * time.Second
 
 // settings are the kubelet's.
 func (d *decisions) settings() (kubelet.Settings, error) {
@@ -31,6 +39,16 @@ func (d *decisions) settings() (kubelet.Settings, error) {
 		return kubelet.Settings{}, errNoKubelet
 	}
 	return *s, nil
+}
+
+// unknown marks errors that mean that the runtime does not answer, and not that something is other than planned.
+func unknown(step record.Step, err error) (record.Step, error) {
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+		return step, fmt.Errorf("%w: %w", keeper.ErrUnknown, err)
+	default:
+		return step, err
+	}
 }
 
 // containerReclaimer reclaims dead containers and sandboxes.
@@ -47,7 +65,6 @@ func (r containerReclaimer) Plan(ctx context.Context, want keeper.Want) (record.
 	if err != nil {
 		return record.Step{}, err
 	}
-	r.d.space.of(want.Signal)
 	choice, err := r.x.Choice(ctx, decide.Containers(s), r.d.bytesOf(want.Signal), want.Pressure)
 	if err != nil {
 		return record.Step{}, err
@@ -56,8 +73,9 @@ func (r containerReclaimer) Plan(ctx context.Context, want keeper.Want) (record.
 }
 
 // Run implements [keeper.Reclaimer].
-func (r containerReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
-	return r.x.Run(ctx, step)
+func (r containerReclaimer) Run(ctx context.Context, want keeper.Want, step record.Step) (record.Step, error) {
+	r.d.space.of(want.Signal)
+	return unknown(r.x.Run(ctx, step))
 }
 
 // imageReclaimer reclaims unused images.
@@ -71,7 +89,6 @@ func (r imageReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step
 	if err != nil {
 		return record.Step{}, err
 	}
-	r.d.space.of(want.Signal)
 	choice, err := r.d.imageChoice(ctx, s, roleOf(want.Signal), want.NeedBytes)
 	if err != nil {
 		return record.Step{}, err
@@ -80,17 +97,9 @@ func (r imageReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step
 }
 
 // Run implements [keeper.Reclaimer].
-func (r imageReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
-	return r.d.removeImages(ctx, step)
-}
-
-// removeImages carries a step out and tells the cluster what came of it.
-func (d *decisions) removeImages(ctx context.Context, step record.Step) (record.Step, error) {
-	step, err := d.removal.Run(ctx, step)
-	if e := removedEvent(step); e != nil {
-		d.tell(*e)
-	}
-	return step, err
+func (r imageReclaimer) Run(ctx context.Context, want keeper.Want, step record.Step) (record.Step, error) {
+	r.d.space.of(want.Signal)
+	return unknown(r.d.removeImages(ctx, step))
 }
 
 // imageChoice reads what there is to pick from: layers and blobs as far as they are on the filesystem of a role.
@@ -98,21 +107,40 @@ func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fs
 	if !(kubelet.Reader{}).Uses(s, d.endpoints()) {
 		return record.ImageChoice{}, fmt.Errorf("%w: process %d had the runtime %q; set containerRuntimeEndpoint to cleave's socket, and no imageServiceEndpoint", errPastCleave, s.PID, s.RuntimeEndpoint.Value)
 	}
+	place, ok := d.observer.newest.Load().layout.Get(role)
+	if !ok || place.Missing {
+		return record.ImageChoice{}, fmt.Errorf("where %s is is not known", role)
+	}
 	listing, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	answer, err := d.removal.CRI.ListImages(listing, &runtimeapi.ListImagesRequest{})
 	if err != nil {
 		return record.ImageChoice{}, fmt.Errorf("list images: %w", err)
 	}
-	names := make([][]string, 0, len(answer.GetImages()))
-	for _, image := range answer.GetImages() {
-		names = append(names, slices.Concat([]string{image.GetId()}, image.GetRepoTags(), image.GetRepoDigests()))
-	}
-	inventory, err := d.store.Inventory(ctx, names, d.shared(role, fsstats.ImageFS), d.shared(role, fsstats.Content))
+	picture, err := d.stock.Picture(listing, pictureMaxAge, func(p *inventory.Picture) bool {
+		return !slices.ContainsFunc(answer.GetImages(), func(i *runtimeapi.Image) bool {
+			_, ok := p.Image(inventory.Key{Namespace: d.cfg.Runtime.Namespace, ID: i.GetId()})
+			return !ok
+		})
+	})
 	if err != nil {
 		return record.ImageChoice{}, err
 	}
-	return d.removal.Choice(ctx, decide.Images(s), inventory, needBytes)
+	choices := stock.For(picture, d.cfg.Runtime.Namespace, place.Filesystem.Device.String())
+	d.picked.Store(&choices.Layers)
+	return d.removal.Choice(ctx, decide.Images(s), choices, needBytes)
+}
+
+// removeImages carries a step out and tells the cluster what came of it. What was a surprise is not in the last picture of the store.
+func (d *decisions) removeImages(ctx context.Context, step record.Step) (record.Step, error) {
+	step, err := d.removal.Run(ctx, step)
+	if err != nil {
+		d.stock.Forget(ctx)
+	}
+	if e := removedEvent(step); e != nil {
+		d.tell(*e)
+	}
+	return step, err
 }
 
 // logReclaimer reclaims logs of pods that are gone, and rotated logs.
@@ -128,7 +156,6 @@ func (r logReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, 
 	if !r.d.shared(roleOf(want.Signal), fsstats.Logs) {
 		return record.Step{Kind: engine.OldLogs}, nil // on a disk of their own they would go for nothing
 	}
-	r.d.space.of(want.Signal)
 	choice, _, err := r.x.Choice(ctx, want.NeedBytes)
 	if err != nil {
 		return record.Step{}, err
@@ -137,8 +164,9 @@ func (r logReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, 
 }
 
 // Run implements [keeper.Reclaimer].
-func (r logReclaimer) Run(ctx context.Context, step record.Step) (record.Step, error) {
-	return r.x.Run(ctx, step)
+func (r logReclaimer) Run(ctx context.Context, want keeper.Want, step record.Step) (record.Step, error) {
+	r.d.space.of(want.Signal)
+	return unknown(r.x.Run(ctx, step))
 }
 
 // imageCollector collects unused images while nothing is short, by the kubelet's marks and ages (IGC-9 ff.). It is for one caller at
@@ -186,7 +214,6 @@ func (c *imageCollector) Plan(ctx context.Context) (record.Step, error) {
 		return record.Step{}, nil
 	}
 	c.looked = now
-	c.d.space.of(engine.ImageFSAvailable)
 	if step, err := c.aged(ctx, s); err != nil || len(step.Items) > 0 || !over {
 		return step, err
 	}
@@ -220,6 +247,7 @@ func (c *imageCollector) aged(ctx context.Context, s kubelet.Settings) (record.S
 
 // Run implements [keeper.Collector].
 func (c *imageCollector) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	c.d.space.of(engine.ImageFSAvailable)
 	return c.d.removeImages(ctx, step)
 }
 
@@ -241,5 +269,6 @@ func (c containerCollector) Plan(ctx context.Context) (record.Step, error) {
 
 // Run implements [keeper.Collector].
 func (c containerCollector) Run(ctx context.Context, step record.Step) (record.Step, error) {
+	c.d.space.of(engine.ContainerFSAvailable)
 	return c.x.Run(ctx, step)
 }

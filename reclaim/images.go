@@ -78,9 +78,22 @@ type Images struct {
 	Memory  Memory
 
 	mu sync.Mutex
+	// refused are the images that had to stay when they were about to go, by id.
+	refused map[string]refusal // guarded by mu
 	// volumes are the images that are mounted into a container, by its id: they
 	// do not change while it lives.
 	volumes map[string][]string // guarded by mu
+}
+
+// refusedFor is for how long an image is not picked again that had to stay when it
+// was about to go: what a choice is made from may say something else about it for
+// as long, and each plan would end with it.
+const refusedFor = time.Minute
+
+// refusal is why an image stays, and since when.
+type refusal struct {
+	at  time.Time
+	why error
 }
 
 // ImageInventory is what a choice is made from, besides what the CRI tells. It
@@ -118,8 +131,12 @@ func (x *Images) Choice(ctx context.Context, policy garbage.ImagePolicy, invento
 			continue
 		}
 		facts, ok := inventory.Facts[id]
-		err := errors.New("containerd's store does not have it")
-		if ok {
+		err := x.refusal(id)
+		switch {
+		case err != nil:
+		case !ok:
+			err = errors.New("containerd's store does not have it")
+		default:
 			err = stays(facts, x.Lock.Named(slices.Concat(namesOf(image), facts.Names)))
 		}
 		if err != nil {
@@ -260,6 +277,7 @@ func (x *Images) Run(ctx context.Context, step record.Step) (record.Step, error)
 
 func (x *Images) examine(step record.Step) examine {
 	return func(ctx context.Context, item record.Item) (_ removal, err error) {
+		defer func() { x.refuse(item.ID, err) }()
 		choice := step.Images
 		if choice == nil {
 			return removal{}, errors.New("the step has no choice of images")
@@ -306,6 +324,34 @@ func (x *Images) examine(step record.Step) examine {
 			release: release,
 		}, nil
 	}
+}
+
+// refuse remembers that an image has to stay, if that is why it could not go.
+func (x *Images) refuse(id string, why error) {
+	if !errors.Is(why, errPinned) && !errors.Is(why, errInUse) && !errors.Is(why, errNotPullable) && !errors.Is(why, errChanged) {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.refused == nil {
+		x.refused = map[string]refusal{}
+	}
+	for other, r := range x.refused {
+		if time.Since(r.at) >= refusedFor {
+			delete(x.refused, other)
+		}
+	}
+	x.refused[id] = refusal{time.Now(), why}
+}
+
+// refusal is why an image had to stay in the last minute; nil if it had not to.
+func (x *Images) refusal(id string) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if r, ok := x.refused[id]; ok && time.Since(r.at) < refusedFor {
+		return fmt.Errorf("it could not go at %s: %w", r.at.UTC().Format(time.TimeOnly), r.why)
+	}
+	return nil
 }
 
 // unused is nil if an image is what it was and nobody uses it.

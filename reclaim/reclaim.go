@@ -36,6 +36,11 @@ const (
 	// looks at the filesystem.
 	pollFirst = time.Millisecond
 	pollLast  = 100 * time.Millisecond
+	// hurryAfter is the pause before which nobody is hurried who has freed most.
+	hurryAfter = 16 * time.Millisecond
+	// othersWait is how long nothing more must have come until it is not waited
+	// for while others write.
+	othersWait = 50 * time.Millisecond
 	// nearBytes is how much less than expected may come free without an
 	// explanation, or a hundredth of it if that is more: filesystems keep some
 	// blocks of their own.
@@ -45,6 +50,8 @@ const (
 	// files takes 5 s (CTD-84), on a busy disk a multiple of that.
 	askTimeout    = 15 * time.Second
 	deleteTimeout = 3 * time.Minute
+	// explainTimeout bounds the question who holds what did not come free.
+	explainTimeout = 10 * time.Second
 )
 
 // ErrSurprise says that something is not as the plan has it, or could not be
@@ -170,21 +177,30 @@ func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *ti
 		}
 		return err
 	}
-	gain, err := s.settle(ctx, before, item.ExpectedBytes, r.hurry, left)
+	gain, others, err := s.settle(ctx, before, item.ExpectedBytes, r.hurry, left)
 	if err != nil {
 		item.Note = fmt.Sprintf("what came free is not known: %v", err)
 		return nil
 	}
-	item.ActualBytes = &gain
+	item.ActualBytes, item.OthersWrote = &gain, others
 	if item.ExpectedBytes == nil {
 		return nil
 	}
-	if missing := *item.ExpectedBytes - gain; missing > near(*item.ExpectedBytes) {
-		item.Note = fmt.Sprintf("%d bytes did not come free", missing)
-		if s.Holders != nil {
-			if who := s.Holders.Holders(ctx, r.what, *item, missing); who != "" {
-				item.Note += ": " + who
-			}
+	missing := *item.ExpectedBytes - gain
+	if missing <= near(*item.ExpectedBytes) {
+		return nil
+	}
+	item.Note = fmt.Sprintf("%d bytes did not come free", missing)
+	if others {
+		// Who holds how much can't be told from what they wrote.
+		item.Note += ": others wrote meanwhile"
+		return nil
+	}
+	if s.Holders != nil {
+		asking, cancel := context.WithTimeout(ctx, explainTimeout)
+		defer cancel()
+		if who := s.Holders.Holders(asking, r.what, *item, missing); who != "" {
+			item.Note += ": " + who
 		}
 	}
 	return nil
@@ -193,27 +209,40 @@ func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *ti
 func near(expectedBytes int64) int64 { return max(nearBytes, expectedBytes/100) }
 
 // settle waits until what was expected has come free, as long as there is time
-// left, and returns what came.
-func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry func(context.Context) error, left *time.Duration) (int64, error) {
+// left, and returns the most that had come at a time. While others write that may
+// never be all, and the disk may fill up meanwhile: then it waits only as long as
+// more comes. others says that they did.
+func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry func(context.Context) error, left *time.Duration) (gain int64, others bool, _ error) {
 	pause := pollFirst
-	last := int64(-1)
+	last, first := int64(0), true
+	rose := time.Now()
 	for {
-		now, err := s.Space.AvailableBytes(ctx)
+		available, err := s.Space.AvailableBytes(ctx)
 		if err != nil {
-			return 0, err
+			return 0, others, err
 		}
-		gain := now - before
-		if expected == nil || gain >= *expected || gain == last && gain >= *expected-near(*expected) || *left <= 0 {
-			return gain, nil
+		now := available - before
+		others = others || max(gain, 0)-now > nearBytes
+		if first || now > gain {
+			gain, rose = now, time.Now()
 		}
-		if hurry != nil {
+		if expected == nil || gain >= *expected || !first && now == last && gain >= *expected-near(*expected) || *left <= 0 {
+			return gain, others, nil
+		}
+		// What came by half is on its way, or others take it: then it is not
+		// hurried at once, and with others not at all.
+		most := gain >= *expected/2
+		if hurry != nil && (!most || !others && pause > hurryAfter) {
 			if err := hurry(ctx); err != nil {
-				return gain, nil // then it comes when it comes
+				return gain, others, nil // then it comes when it comes
 			}
-			hurry = nil
+			hurry, last, first = nil, now, false
 			continue
 		}
-		last = gain
+		if others && time.Since(rose) >= othersWait {
+			return gain, others, nil
+		}
+		last, first = now, false
 		wait := min(pause, *left)
 		pause = min(2*pause, pollLast)
 		*left -= wait
@@ -222,7 +251,7 @@ func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry f
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return gain, nil
+			return gain, others, nil
 		}
 	}
 }

@@ -2,7 +2,8 @@
 // is engine's, and what is picked is engine/garbage's. It deletes nothing itself: that is done by whoever is behind [Reclaimer] and
 // [Evictor]. What is here is the order of things:
 //
-//   - A glance at the filesystems ten times a second, and a pass when something moves towards a threshold, or the engine's rest is over.
+//   - A glance at the filesystems ten times a second, and more often the sooner a threshold may be met; a pass when something moves
+//     towards one, or the engine's rest is over.
 //   - In a pass with pressure: the reclaim of the plan, step by step; then a new look, and only if that was not enough, an eviction.
 //   - One action at a time. An eviction that is under way keeps others from beginning, and no pass from deciding and recording.
 //   - Between passes, collection of images and dead containers as the kubelet does it, but exact and at once.
@@ -28,6 +29,8 @@ import (
 const (
 	// glancePeriod is how often the filesystems are glanced at; one glance is a statfs(2) for each, some microseconds.
 	glancePeriod = 100 * time.Millisecond
+	// glanceLeast is how often that is while a disk fills up so fast that a threshold may be met before the next glance.
+	glanceLeast = 5 * time.Millisecond
 	// collectPeriod is how often images and dead containers are collected while nothing is short.
 	collectPeriod = 10 * time.Second
 	// fruitlessPeriod is how often that is for what was looked for and not found, or could not be: on a node of many images, all of
@@ -53,12 +56,17 @@ type Want struct {
 	Pressure bool
 }
 
+// ErrUnknown says that a fact is missing without which nobody can say what may go, as while the runtime does not answer: a plan was
+// not wrong, but there is none.
+var ErrUnknown = errors.New("it is not known what may go")
+
 // Reclaimer does one kind of reclaim.
 type Reclaimer interface {
-	// Plan picks, and changes nothing. The step has its items.
+	// Plan picks, and changes nothing. The step has its items. It may be called by several at a time.
 	Plan(ctx context.Context, want Want) (record.Step, error)
-	// Run carries a step out and returns it with what came of each item. It checks each item again just before it goes.
-	Run(ctx context.Context, step record.Step) (record.Step, error)
+	// Run carries a step out that was planned for want and returns it with what came of each item. It checks each item again just
+	// before it goes. An error wraps [ErrUnknown] if that is why.
+	Run(ctx context.Context, want Want, step record.Step) (record.Step, error)
 }
 
 // Evictor ends pods.
@@ -120,8 +128,10 @@ type Collector interface {
 type Keeper struct {
 	parts Parts
 
-	// acting is held by whoever deletes.
-	acting sync.Mutex
+	// acting is held by whoever deletes, in a pass, or one item that is tidied up.
+	acting turn
+	// collecting is held by whoever tidies up, from the plan to the end; acting may be taken while it is held.
+	collecting turn
 	// evicted is received from when an eviction has ended.
 	evicted chan departure
 
@@ -133,7 +143,11 @@ type Keeper struct {
 	lines     []line
 	leaving   map[string]departure
 	surprises int
-	said      string
+	// held is why nobody is evicted for a reclaim that is not done, in the last pass.
+	held string
+	// outrun says that in the last pass all came free that was asked for, and is used already.
+	outrun bool
+	said   string
 	// failures counts evictions that failed in a row; until notBefore no other begins.
 	failures  int
 	notBefore time.Time
@@ -142,6 +156,32 @@ type Keeper struct {
 	// empty is when each kind of reclaim last had nothing; a deletion or the end of a pod forgets it.
 	empty map[engine.Reclaim]time.Time
 }
+
+// turn is taken by one at a time. Who waits for it can be cancelled, unlike with a mutex.
+type turn chan struct{}
+
+func newTurn() turn { return make(turn, 1) }
+
+// take waits for the turn; the error is ctx's.
+func (t turn) take(ctx context.Context) error {
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t turn) try() bool {
+	select {
+	case t <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (t turn) give() { <-t }
 
 // departure is a pod that was told to go.
 type departure struct {
@@ -155,7 +195,10 @@ type departure struct {
 
 // New returns a keeper, which does nothing until [Keeper.Run].
 func New(p Parts) *Keeper {
-	return &Keeper{parts: p, state: p.State, evicted: make(chan departure), leaving: map[string]departure{}, fruitless: map[string]time.Time{}, empty: map[engine.Reclaim]time.Time{}}
+	return &Keeper{
+		parts: p, state: p.State, acting: newTurn(), collecting: newTurn(), evicted: make(chan departure), leaving: map[string]departure{},
+		fruitless: map[string]time.Time{}, empty: map[engine.Reclaim]time.Time{},
+	}
 }
 
 // line is an amount below which something happens.
@@ -179,8 +222,9 @@ func (k *Keeper) Run(ctx context.Context) {
 	defer running.Wait()
 	ended, stop := context.WithCancel(ctx)
 	defer stop()
-	glance := time.NewTicker(glancePeriod)
+	glance := time.NewTimer(glancePeriod)
 	defer glance.Stop()
+	var last glimpse
 	next, collect := time.Now(), time.Now().Add(collectPeriod)
 	for {
 		now := time.Now()
@@ -199,18 +243,47 @@ func (k *Keeper) Run(ctx context.Context) {
 				next = time.Now()
 			}
 		case <-glance.C:
+			wait := glancePeriod
 			// One that can't be had says nothing; the next pass finds out why.
-			if seen, err := k.parts.Glance(ended); err == nil && near(k.lines, seen) {
-				next = time.Now()
+			if seen, err := k.parts.Glance(ended); err == nil {
+				if near(k.lines, seen) {
+					next = time.Now()
+				}
+				this := glimpse{time.Now(), seen}
+				wait, last = soon(k.lines, last, this), this
 			}
+			glance.Reset(wait)
 		}
 	}
 }
 
+// glimpse is what was seen, and when.
+type glimpse struct {
+	at   time.Time
+	seen engine.Observations
+}
+
+// soon is when to glance again: at half of the time until a line is met at the speed between two glimpses, from glanceLeast to
+// glancePeriod.
+func soon(lines []line, before, now glimpse) time.Duration {
+	wait := glancePeriod
+	for _, l := range lines {
+		was, ok := before.seen[l.signal]
+		is, ok2 := now.seen[l.signal]
+		if fell := was.Available - is.Available; ok && ok2 && fell > 0 && is.Available >= l.at {
+			left := float64(is.Available-l.at) / float64(fell) * float64(now.at.Sub(before.at))
+			wait = min(wait, time.Duration(min(left, float64(time.Minute))/2))
+		}
+	}
+	return max(wait, glanceLeast)
+}
+
 // pass looks, decides, acts and records. It returns when to look again at the latest.
 func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duration {
-	k.acting.Lock()
-	defer k.acting.Unlock()
+	if k.acting.take(ctx) != nil {
+		return engine.LongestRest
+	}
+	defer k.acting.give()
 	in, setup, err := k.look(ctx)
 	if ctx.Err() != nil {
 		return engine.LongestRest
@@ -233,7 +306,13 @@ func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duratio
 	}
 	seen := in.Summary.Observe()
 	k.lines = linesOf(setup.Config, seen)
-	if k.surprises > 0 {
+	if r.After != nil { // what was short is a line again, from here on
+		k.lines = linesOf(setup.Config, r.After.Observe())
+	}
+	switch {
+	case k.held != "" && k.surprises > retries:
+		return blindRest
+	case k.surprises > 0, k.outrun:
 		return engine.ShortestRest
 	}
 	return setup.Config.Rest(k.state.Trend, k.state, seen, in.Now)
@@ -270,7 +349,7 @@ func linesOf(c engine.Config, seen engine.Observations) []line {
 // carryOut does what a decision wants and notes it in the record. It says whether anything was deleted or ended.
 func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record, running *sync.WaitGroup) (acted bool) {
 	d := r.Decision
-	if d.Outcome != engine.Pressure {
+	if k.held, k.outrun = "", false; d.Outcome != engine.Pressure {
 		k.surprises = 0 // no plan is to be made anew
 	}
 	switch d.Outcome {
@@ -286,13 +365,17 @@ func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record
 		if err != nil && ctx.Err() != nil {
 			return acted
 		}
-		if err != nil && k.surprises < retries {
+		if errors.Is(err, ErrUnknown) || err != nil && k.surprises < retries {
 			k.surprises++
-			return acted // nobody goes for a plan that did not hold
+			k.held = err.Error()
+			return acted // nobody goes for a plan that did not hold, or for want of one
 		}
 		k.surprises = 0
 		if len(d.Reclaim) > 0 && !k.parts.Observe && k.enough(ctx, c, r) {
 			return acted
+		}
+		if k.outrun = err == nil && d.NeedBytes != nil && promised(r.Steps) >= *d.NeedBytes; k.outrun {
+			return acted // others have used it already: there may be more to delete
 		}
 		if d.Victim == nil || acted && time.Since(r.Input.Now) > rankedFor {
 			return acted // the next pass, within a second or so, ranks anew
@@ -319,7 +402,7 @@ func (k *Keeper) enough(ctx context.Context, c engine.Config, r *record.Record) 
 // not hold; what came free until then counts.
 func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ error) {
 	d := r.Decision
-	var freed int64
+	var freed, coming int64
 	available := int64(-1)
 	if r.Input.Summary != nil {
 		if o, ok := r.Input.Summary.Observe()[d.Threshold.Signal]; ok {
@@ -351,13 +434,14 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 			r.Steps = append(r.Steps, step)
 		}
 		freed += freedBy(step)
+		coming += comingFrom(step)
 		if err != nil {
 			failed = errors.Join(failed, err)
 			k.parts.Log.Warn("a reclaim is not done, or not to its end", zap.String("kind", string(kind)), zap.Error(err))
 		}
 	}
-	if freed > 0 && available >= 0 && d.Threshold.Signal.Resource() == engine.EphemeralStorage {
-		k.state = k.state.Freeing(d.Threshold.Signal, freed, available, time.Now())
+	if coming > 0 && available >= 0 && d.Threshold.Signal.Resource() == engine.EphemeralStorage {
+		k.state = k.state.Freeing(d.Threshold.Signal, coming, available+freed, time.Now())
 	}
 	return acted, failed
 }
@@ -370,12 +454,12 @@ func (k *Keeper) step(ctx context.Context, kind engine.Reclaim, want Want) (_ re
 	}
 	step, err := reclaimer.Plan(ctx, want)
 	if err != nil {
-		return record.Step{Kind: kind}, false, fmt.Errorf("plan to reclaim %s: %w", kind, err)
+		return record.Step{Kind: kind}, false, fmt.Errorf("plan to reclaim %s: %w: %w", kind, ErrUnknown, err)
 	}
 	if k.parts.Observe || len(step.Items) == 0 {
 		return step, false, nil
 	}
-	step, err = reclaimer.Run(ctx, step)
+	step, err = reclaimer.Run(ctx, want, step)
 	return step, gone(step), err
 }
 
@@ -388,6 +472,28 @@ func freedBy(step record.Step) (bytes int64) {
 	for _, i := range step.Items {
 		if i.ActualBytes != nil {
 			bytes += max(0, *i.ActualBytes)
+		}
+	}
+	return bytes
+}
+
+// comingFrom is what a step has set free that had not come when it ended, and may come yet. What others took meanwhile is not.
+func comingFrom(step record.Step) (bytes int64) {
+	for _, i := range step.Items {
+		if i.ActualBytes != nil && i.ExpectedBytes != nil && !i.OthersWrote {
+			bytes += max(0, *i.ExpectedBytes-max(0, *i.ActualBytes))
+		}
+	}
+	return bytes
+}
+
+// promised is what items that went were expected to free.
+func promised(steps []record.Step) (bytes int64) {
+	for _, step := range steps {
+		for _, i := range step.Items {
+			if i.ActualBytes != nil && i.ExpectedBytes != nil {
+				bytes += *i.ExpectedBytes
+			}
 		}
 	}
 	return bytes
@@ -468,18 +574,24 @@ func (k *Keeper) left(d departure) {
 	}
 }
 
-// collect tidies up without pressure.
+// collect tidies up without pressure. It stops when something moves towards a threshold.
 func (k *Keeper) collect(ctx context.Context) {
 	if k.parts.Observe || k.state.Layout == nil || len(k.state.Met) > 0 {
 		return // it is a matter of the thresholds then, or nothing is known
 	}
-	k.acting.Lock()
-	defer k.acting.Unlock()
+	if !k.collecting.try() {
+		return // somebody does so
+	}
+	defer k.collecting.give()
+	calm := func() bool {
+		seen, err := k.parts.Glance(ctx)
+		return err == nil && !near(k.lines, seen)
+	}
 	for _, c := range k.parts.Collectors {
 		if last, ok := k.fruitless[c.Name()]; ok && time.Since(last) < fruitlessPeriod {
 			continue
 		}
-		step, err := collectOne(ctx, c, true)
+		step, err := k.collectOne(ctx, c, true, calm)
 		delete(k.fruitless, c.Name())
 		if err != nil || step.Kind != "" && len(step.Items) == 0 {
 			k.fruitless[c.Name()] = time.Now()
@@ -488,15 +600,42 @@ func (k *Keeper) collect(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			k.parts.Log.Warn("tidying up did not come to its end", zap.String("what", c.Name()), zap.Error(err))
 		}
+		if !calm() {
+			return
+		}
 	}
 }
 
-func collectOne(ctx context.Context, c Collector, run bool) (record.Step, error) {
+// collectOne plans, and carries out if it may, one item after the other: a pass that has to act gets in between. It stops when
+// further says so. Preconditions: k.collecting is held.
+func (k *Keeper) collectOne(ctx context.Context, c Collector, run bool, further func() bool) (record.Step, error) {
 	step, err := c.Plan(ctx)
-	if err != nil || !run || len(step.Items) == 0 {
+	if err != nil || !run {
 		return step, err
 	}
-	return c.Run(ctx, step)
+	items := step.Items
+	for i := range items {
+		if i > 0 && !further() {
+			break
+		}
+		one := step
+		one.Items = items[i : i+1]
+		if one, err = k.collectItem(ctx, c, one); len(one.Items) == 1 {
+			items[i] = one.Items[0]
+		}
+		if err != nil {
+			break
+		}
+	}
+	return step, err
+}
+
+func (k *Keeper) collectItem(ctx context.Context, c Collector, one record.Step) (record.Step, error) {
+	if err := k.acting.take(ctx); err != nil {
+		return one, err
+	}
+	defer k.acting.give()
+	return c.Run(ctx, one)
 }
 
 // ErrObserves says that a keeper only looks on.
@@ -508,11 +647,14 @@ func (k *Keeper) Collect(ctx context.Context, dryRun bool) (steps []record.Step,
 	if k.parts.Observe && !dryRun {
 		return nil, ErrObserves
 	}
-	k.acting.Lock()
-	defer k.acting.Unlock()
+	if err := k.collecting.take(ctx); err != nil {
+		return nil, err
+	}
+	defer k.collecting.give()
+	always := func() bool { return true }
 	var failed error
 	for _, c := range k.parts.Collectors {
-		step, err := collectOne(ctx, c, !dryRun)
+		step, err := k.collectOne(ctx, c, !dryRun, always)
 		if !dryRun {
 			k.tidied(c, step, true)
 		}
@@ -528,8 +670,6 @@ func (k *Keeper) Collect(ctx context.Context, dryRun bool) (steps []record.Step,
 
 // Plan says what would be reclaimed if a signal were short by needBytes now; garbage.Everything for all that can go. Nothing is changed.
 func (k *Keeper) Plan(ctx context.Context, signal engine.Signal, layout engine.Layout, needBytes int64) (steps []record.Step, _ error) {
-	k.acting.Lock()
-	defer k.acting.Unlock()
 	var failed error
 	left := needBytes
 	for _, kind := range engine.ReclaimFor(signal, layout) {

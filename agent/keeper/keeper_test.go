@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -35,7 +36,12 @@ type world struct {
 	records   []record.Record
 	passes    []time.Time
 	lookError error
+	planError error
 	runError  error
+	// eats is what others use up after each deletion, pause how long one takes that tidies up.
+	eats    int64
+	pause   time.Duration
+	evicted time.Time // when the last pod was told to go
 	// holds keeps evicted pods on the node until stays is closed.
 	holds      bool
 	stays      chan struct{}
@@ -102,6 +108,9 @@ func (i images) Plan(_ context.Context, want Want) (record.Step, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	step := record.Step{Kind: engine.UnusedImages}
+	if i.planError != nil {
+		return step, i.planError
+	}
 	left := want.NeedBytes
 	for _, id := range slices.Sorted(keys(i.images)) {
 		if left <= 0 {
@@ -116,7 +125,7 @@ func (i images) Plan(_ context.Context, want Want) (record.Step, error) {
 	return step, nil
 }
 
-func (i images) Run(_ context.Context, step record.Step) (record.Step, error) {
+func (i images) Run(_ context.Context, _ Want, step record.Step) (record.Step, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if i.runError != nil {
@@ -131,7 +140,7 @@ func (i images) Run(_ context.Context, step record.Step) (record.Step, error) {
 	for n := range step.Items {
 		bytes := i.images[step.Items[n].ID]
 		delete(i.images, step.Items[n].ID)
-		i.available += bytes
+		i.available += bytes - i.eats
 		i.calls = append(i.calls, "image "+step.Items[n].ID)
 		step.Items[n].ActualBytes = &bytes
 	}
@@ -155,9 +164,10 @@ func (n nothing) Plan(context.Context, Want) (record.Step, error) {
 	return record.Step{Kind: n.kind}, nil
 }
 
-func (n nothing) Run(_ context.Context, s record.Step) (record.Step, error) { return s, nil }
+func (n nothing) Run(_ context.Context, _ Want, s record.Step) (record.Step, error) { return s, nil }
 
 func (w *world) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
+	w.with(func() { w.evicted = time.Now() })
 	w.with(func() { w.calls, w.hard = append(w.calls, "pod "+e.UID), append(w.hard, hard) })
 	if w.holds {
 		select {
@@ -408,11 +418,137 @@ func TestNobodyGoesForAPlanThatDidNotHold(t *testing.T) {
 		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
 		equal(t, "done", w.done(), "image a")
 	})
-	w = &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}, runError: errors.New("containerd is away")}
+	w = &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}, runError: errors.New("it can't be deleted")}
 	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
 		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
 		equal(t, "done", w.done(), "pod greedy")
 	})
+}
+
+// While it is not known what may go, because the runtime does not answer, no pod goes, however long that is, and it is said why.
+func TestNobodyGoesWhileNothingIsKnown(t *testing.T) {
+	t.Parallel()
+	away := fmt.Errorf("%w: containerd is away", ErrUnknown)
+	for _, when := range []string{"planned", "carried out"} {
+		w := &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}}
+		if w.runError = away; when == "planned" {
+			w.runError, w.planError = nil, errors.New("containerd is away")
+		}
+		run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+			time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+			equal(t, when, w.done())
+			if s := k.Status(); !strings.Contains(s.Held, "containerd is away") || s.Outcome != engine.Pressure {
+				t.Errorf("status %+v", s)
+			}
+			w.with(func() {
+				if n := len(w.passes); n > 75 {
+					t.Errorf("%d passes in a minute in which nothing could be done", n)
+				}
+				w.runError, w.planError = nil, nil
+			})
+			time.Sleep(2 * time.Second) //nolint:forbidigo // in synctest
+			equal(t, when, w.done(), "image a")
+			if s := k.Status(); s.Held != "" {
+				t.Errorf("status %+v", s)
+			}
+		})
+	}
+}
+
+// While others use up what comes free, images go one after the other, no pod goes before the last of them, and nobody waits a second.
+func TestADiskThatFillsUpFasterThanItIsFreed(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 9 * gib, images: map[string]int64{}, pods: map[string]int64{"greedy": 90 * gib}, eats: 4 * gib}
+	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
+		w.images[id] = 4 * gib
+	}
+	began := time.Now()
+	run(t, w, w.parts(), func(t *testing.T, _ *Keeper) {
+		began = time.Now()
+		time.Sleep(2 * time.Second) //nolint:forbidigo // in synctest
+		w.with(func() {
+			if n := len(w.calls); n != 7 || w.calls[6] != "pod greedy" {
+				t.Errorf("done %q", w.calls)
+			}
+			if took := w.evicted.Sub(began); took > time.Second {
+				t.Errorf("the pod went after %s", took)
+			}
+		})
+	})
+}
+
+// The sooner a line is met at the present speed, the sooner is the next glance.
+func TestSoon(t *testing.T) {
+	t.Parallel()
+	lines := []line{{engine.NodeFSAvailable, 1000, 9000}}
+	at := func(available int64) engine.Observations {
+		return engine.Observations{engine.NodeFSAvailable: {Available: available}}
+	}
+	now := time.Now()
+	for _, tc := range []struct {
+		name          string
+		before, after int64
+		want          time.Duration
+	}{
+		{"nothing moves", 9000, 9000, glancePeriod},
+		{"it gets more", 5000, 9000, glancePeriod},
+		{"far away", 9000, 8999, glancePeriod},
+		{"in 40 ms", 3000, 1800, 20 * time.Millisecond},
+		{"at any moment", 3000, 1001, glanceLeast},
+		{"it is met", 3000, 900, glancePeriod},
+	} {
+		if got := soon(lines, glimpse{now, at(tc.before)}, glimpse{now.Add(60 * time.Millisecond), at(tc.after)}); got != tc.want {
+			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
+		}
+	}
+	if got := soon(lines, glimpse{}, glimpse{now, at(1001)}); got != glancePeriod {
+		t.Errorf("after the first glance: %s", got)
+	}
+}
+
+// Somebody who tidies up lets a pass in between that has to act.
+func TestPressureDoesNotWaitForTidyingUp(t *testing.T) {
+	t.Parallel()
+	for _, asked := range []bool{true, false} {
+		w := &world{available: 50 * gib, images: map[string]int64{"a": gib, "b": gib, "c": gib}, pods: map[string]int64{"greedy": 30 * gib}, pause: 10 * time.Second}
+		p := w.parts()
+		p.Reclaimers[engine.UnusedImages] = nothing{engine.UnusedImages}
+		p.Collectors = []Collector{all{w}}
+		run(t, w, p, func(t *testing.T, k *Keeper) {
+			time.Sleep(time.Second) //nolint:forbidigo // in synctest
+			ended := make(chan error, 1)
+			if asked {
+				go func() { _, err := k.Collect(t.Context(), false); ended <- err }()
+			} else {
+				time.Sleep(collectPeriod) //nolint:forbidigo // in synctest
+				ended <- nil
+			}
+			time.Sleep(time.Second) //nolint:forbidigo // in synctest
+			w.with(func() { w.available = 2 * gib })
+			time.Sleep(11 * time.Second) //nolint:forbidigo // in synctest
+			done := w.done()
+			if len(done) < 2 || done[0] != "image a" || done[1] != "pod greedy" {
+				t.Errorf("asked %t: done %q", asked, done)
+			}
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// all tidies all images up, each of which takes some time.
+type all struct{ *world }
+
+func (all) Name() string { return "all images" }
+
+func (c all) Plan(ctx context.Context) (record.Step, error) {
+	return images(c).Plan(ctx, Want{NeedBytes: garbage.Everything})
+}
+
+func (c all) Run(ctx context.Context, s record.Step) (record.Step, error) {
+	time.Sleep(c.pause) //nolint:forbidigo // in synctest
+	return images(c).Run(ctx, Want{}, s)
 }
 
 // What surprised in the last pass under pressure is no reason to hurry when the pressure is over, and neither is a line of old.
@@ -472,7 +608,7 @@ func (c tidy) Plan(ctx context.Context) (record.Step, error) {
 }
 
 func (c tidy) Run(ctx context.Context, s record.Step) (record.Step, error) {
-	return images(c).Run(ctx, s)
+	return images(c).Run(ctx, Want{}, s)
 }
 
 func TestTidyingUpWaitsForCalm(t *testing.T) {

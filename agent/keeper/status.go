@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -26,12 +27,37 @@ type Status struct {
 	Missing []engine.Signal `json:"missing,omitempty"`
 	// Leaving are the pods that are on their way out.
 	Leaving []string `json:"leaving,omitempty"`
+	// Held says why nobody is evicted although space is short: a reclaim that is not done; empty if that is not so.
+	Held string `json:"held,omitempty"`
 	// Problem says why nothing could be decided; empty if something was.
 	Problem string `json:"problem,omitempty"`
+	// Notes are the last things that did not free what was expected, with who holds it as far as that is known; newest last.
+	Notes []Note `json:"notes,omitempty"`
 	// Counts since the start.
 	Counts Counts `json:"counts"`
 	// Last is the last pass in which something was done or decided anew; nil before that.
 	Last *record.Record `json:"-"`
+}
+
+// keptNotes is how many notes a status has.
+const keptNotes = 3
+
+// Note is what came to light about something that was deleted.
+type Note struct {
+	At   time.Time      `json:"at"`
+	Kind engine.Reclaim `json:"kind"`
+	ID   string         `json:"id"`
+	Text string         `json:"text"`
+}
+
+// noted is s with what came to light in a step. What others wrote meanwhile is no news.
+func (s Status) noted(step record.Step) Status {
+	for _, i := range step.Items {
+		if i.Note != "" && !i.OthersWrote {
+			s.Notes = append(slices.Clone(s.Notes[max(0, len(s.Notes)+1-keptNotes):]), Note{At: time.Now(), Kind: step.Kind, ID: i.ID, Text: i.Note})
+		}
+	}
+	return s
 }
 
 // Counts count what a keeper did.
@@ -71,6 +97,7 @@ func (k *Keeper) tidied(c Collector, step record.Step, asked bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.status.Counts.add(step)
+	k.status = k.status.noted(step)
 }
 
 // Status gives what is known now. It does not block.
@@ -110,7 +137,7 @@ func (k *Keeper) note(setup Setup, in engine.Input, r record.Record, acted bool)
 	if d.Outcome == engine.Pressure || d.Outcome == engine.Foreseen {
 		s.Threshold = d.Threshold.String()
 	}
-	s.Thresholds, s.Overlaps, s.Missing, s.Leaving = nil, nil, setup.Missing, nil
+	s.Thresholds, s.Overlaps, s.Missing, s.Leaving, s.Held = nil, nil, setup.Missing, nil, k.held
 	for _, t := range setup.Config.Thresholds {
 		s.Thresholds = append(s.Thresholds, t.String())
 	}
@@ -124,6 +151,7 @@ func (k *Keeper) note(setup Setup, in engine.Input, r record.Record, acted bool)
 	s.Counts.Evicted += int64(len(r.Evicted))
 	for _, step := range r.Steps {
 		s.Counts.add(step)
+		s = s.noted(step)
 	}
 	if acted {
 		s.Counts.Acted++

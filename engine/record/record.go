@@ -82,6 +82,9 @@ type Item struct {
 	Error       string `json:",omitempty"`
 	// Note is what else came to light: who holds what did not come free.
 	Note string `json:",omitempty"`
+	// OthersWrote says that others took space while it went, so that what came
+	// free is at least ActualBytes.
+	OthersWrote bool `json:",omitempty"`
 }
 
 // Verdict says whether the reclaim was enough (engine.Config.Resolved).

@@ -10,15 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/cleave-cri/cleave/agent/flight"
+	"github.com/cleave-cri/cleave/agent/stock"
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/garbage"
 	"github.com/cleave-cri/cleave/engine/record"
@@ -74,24 +72,21 @@ func child(ctx context.Context, dir string) (err error) {
 		return errors.New(recorder.Note())
 	}
 	defer func() { err = errors.Join(err, recorder.Close(ctx), memory.Save(nil, true), memory.Close()) }()
-	store := ctdstore.New(client.Conn(), namespace, c.Snapshotter)
+	all := stock.New(client.Conn())
 	x := &reclaim.Images{
 		Site: reclaim.Site{Space: space{fsstats.NewProber(), c.Disk}}, CRI: client.Images, Runtime: client.Runtime,
-		Store: store, Lock: reclaimtest.Unlocked{}, Memory: memory,
+		Store: ctdstore.New(client.Conn(), namespace, c.Snapshotter), Lock: reclaimtest.Unlocked{}, Memory: memory,
 	}
 	for {
-		list, err := client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+		p, err := all.Picture(ctx, 0, nil)
 		if err != nil {
 			return err
 		}
-		var images [][]string
-		for _, i := range list.GetImages() {
-			images = append(images, slices.Concat([]string{i.GetId()}, i.GetRepoTags(), i.GetRepoDigests()))
-		}
-		inventory, err := store.Inventory(ctx, images, true, true)
+		f, err := fsstats.NewProber().FilesystemOf(c.Disk)
 		if err != nil {
 			return err
 		}
+		inventory := stock.For(p, namespace, f.Device.String())
 		choice, err := x.Choice(ctx, garbage.ImagePolicy{Options: garbage.Cleave()}, inventory, 1<<20)
 		if err != nil {
 			return err

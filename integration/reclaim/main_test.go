@@ -10,7 +10,6 @@ import (
 	"math/rand"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/cleave-cri/cleave/agent/stock"
 	"github.com/cleave-cri/cleave/engine/garbage"
 	"github.com/cleave-cri/cleave/fsstats"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
@@ -90,6 +90,7 @@ type realNode struct {
 	*node.Node
 	client *pod.Client
 	store  *ctdstore.Store
+	stock  *stock.Stock
 	space  space
 	// logs is the pods' log directory.
 	logs  string
@@ -149,6 +150,7 @@ func start(t *testing.T, kind disk.FS, snapshotter string, diskBytes int64) *rea
 			t.Error(err)
 		}
 	})
+	n.stock = stock.New(n.client.Conn())
 	n.store = ctdstore.New(n.client.Conn(), namespace, snapshotter)
 	n.space = space{fsstats.NewProber(), n.Disks[layersOn].Path()}
 	n.logs = n.Run.Dir() + "/pods"
@@ -218,15 +220,15 @@ func (n *realNode) list(t testing.TB) []*runtimeapi.Image {
 
 func (n *realNode) inventory(t testing.TB) reclaim.ImageInventory {
 	t.Helper()
-	var images [][]string
-	for _, i := range n.list(t) {
-		images = append(images, slices.Concat([]string{i.GetId()}, i.GetRepoTags(), i.GetRepoDigests()))
-	}
-	inventory, err := n.store.Inventory(bounded(t), images, true, true)
+	p, err := n.stock.Picture(bounded(t), 0, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return inventory
+	f, err := n.space.prober.FilesystemOf(n.space.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stock.For(p, namespace, f.Device.String())
 }
 
 // pull makes an image of random layers and pulls it.

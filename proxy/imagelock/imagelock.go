@@ -24,8 +24,6 @@ import (
 )
 
 const (
-	// Window is for how long an image stays after a call that named it.
-	Window = 2 * time.Minute
 	// maxNames bounds what is remembered; a kubelet names some hundred. Beyond
 	// it every image counts as named.
 	maxNames = 10_000

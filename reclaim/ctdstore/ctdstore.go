@@ -196,16 +196,22 @@ func (s *Store) notPullable(ctx context.Context, target string, names []string) 
 	return "", nil
 }
 
-// repositoryOf is a full name without its tag and digest, empty for an id.
+// repositoryOf is a full name without its registry's port, its tag and its digest,
+// as labels have it (containerd, core/remotes/docker/handler.go); empty for an id.
 func repositoryOf(name string) string {
-	slash := strings.LastIndexByte(name, '/')
-	if slash < 0 {
+	name, _, _ = strings.Cut(name, "@")
+	host, repository, ok := strings.Cut(name, "/")
+	if !ok {
 		return ""
 	}
-	if i := strings.IndexAny(name[slash:], ":@"); i >= 0 {
-		return name[:slash+i]
+	if port := strings.LastIndexByte(host, ':'); port >= 0 && !strings.HasSuffix(host, "]") {
+		host = host[:port]
 	}
-	return name
+	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
+	if tag := strings.LastIndexByte(repository, ':'); tag >= 0 {
+		repository = repository[:tag]
+	}
+	return host + "/" + repository
 }
 
 // Ready implements [reclaim.ImageStore]: the snapshotter has to answer.
