@@ -2,14 +2,19 @@ package kube
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/cleave-cri/cleave/agent/decide"
 	"github.com/cleave-cri/cleave/doctor"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/kube"
@@ -76,9 +82,12 @@ func TestKube(t *testing.T) {
 		t.Run("successor", c.testSuccessor)
 		t.Run("budgets", c.testBudgets)
 		t.Run("absurd pods", c.testAbsurdPods)
+		t.Run("storm", c.testStorm)
+		t.Run("token ends", c.testTokenEnds)
 	})
-	// The last one: it takes the server away.
+	// It takes the server away; the one that is started then remembers no changes from before.
 	t.Run("server away", c.testServerAway)
+	t.Run("410 Gone", c.testGone)
 	c.checkAudit(t)
 }
 
@@ -198,6 +207,12 @@ func each(rules []rbacv1.PolicyRule) []rights.Right {
 // account makes a service account with a role of its own, and gives its client.
 func (c *cluster) account(t *testing.T, name, node string, allowed []rights.Right) *kube.Client {
 	t.Helper()
+	return c.client(t, c.plane.As(c.token(t, name, allowed)), node, len(allowed))
+}
+
+// token makes a service account with a role of its own, and gives a token of it.
+func (c *cluster) token(t *testing.T, name string, allowed []rights.Right) string {
+	t.Helper()
 	ctx := t.Context()
 	var rules []rbacv1.PolicyRule
 	for _, r := range allowed {
@@ -225,14 +240,20 @@ func (c *cluster) account(t *testing.T, name, node string, allowed []rights.Righ
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := kube.NewClientFor(c.plane.As(token.Status.Token), node, true)
+	return token.Status.Token
+}
+
+// client is one that has so many of the rights.
+func (c *cluster) client(t *testing.T, cfg *rest.Config, node string, allowed int) *kube.Client {
+	t.Helper()
+	client, err := kube.NewClientFor(cfg, node, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The server learns of roles by watching.
 	eventually(t, "the role holds", func(ctx context.Context) error {
 		missing, err := rights.Missing(ctx, client)
-		if err == nil && len(missing) != len(rights.All())-len(allowed) {
+		if err == nil && len(missing) != len(rights.All())-allowed {
 			err = fmt.Errorf("missing: %v", missing)
 		}
 		return err
@@ -552,7 +573,9 @@ func (c *cluster) testAbsurdPods(t *testing.T) {
 // on by itself.
 func (c *cluster) testServerAway(t *testing.T) {
 	const node = "away-node"
-	client := c.full(t, node)
+	rules, _ := role(t)
+	c.node(t, node)
+	client := c.account(t, node, node, each(rules))
 	c.ends(t, node)
 	p := c.create(t, node, "stays")
 	source, stop := watching(t, client)
@@ -587,6 +610,22 @@ func (c *cluster) testServerAway(t *testing.T) {
 	if result := rights.Check(client).Run(t.Context()); result.Level != doctor.Warn || !strings.Contains(result.Reason, "nothing is known about rights") {
 		t.Errorf("doctor says %+v", result)
 	}
+	if os.Getenv(longEnv) != "" {
+		eventually(t, "it is away for a minute", func(context.Context) error {
+			if age := time.Since(away); age < time.Minute {
+				return fmt.Errorf("it is away for %s", age)
+			}
+			return nil
+		})
+	}
+	// What is known goes on to count, marked as old, up to a limit; then nobody can be evicted by it.
+	view := kube.Merge(source.Pods())
+	if pods, left := decide.Pods(view, time.Now(), time.Since(away)+time.Second); len(pods) != 1 || len(left) != 0 {
+		t.Errorf("within the limit %+v, %q", pods, left)
+	}
+	if pods, left := decide.Pods(view, away.Add(time.Minute), 59*time.Second); len(pods) != 0 || len(left) != 1 || !strings.Contains(left[0], "known from 1m0s ago") {
+		t.Errorf("beyond the limit %+v, %q", pods, left)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := c.plane.StartServer(ctx); err != nil {
@@ -604,6 +643,183 @@ func (c *cluster) testServerAway(t *testing.T) {
 	}
 	if out, err := evict.New(broken, evict.Options{}).Evict(t.Context(), evict.Order{Hard: true, Pod: kube.Pod{UID: string(p.UID), APIUID: string(p.UID), Namespace: "default", Name: p.Name}}); !errors.Is(err, evict.ErrDenied) || out.Calls != 0 {
 		t.Errorf("with an expired token: %+v, %v", out, err)
+	}
+}
+
+// sleeper breaks off a watch and has it go on from a version that the server has long forgotten, as after a night without network. It
+// counts what the server has to say to that.
+type sleeper struct {
+	next http.RoundTripper
+	gone atomic.Int64
+
+	mu    sync.Mutex
+	watch *sleepersWatch // guarded by mu; the one that runs
+	woken bool           // guarded by mu; the next watch is from long ago
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (s *sleeper) RoundTrip(r *http.Request) (*http.Response, error) {
+	query := r.URL.Query()
+	watch := query.Get("watch") != ""
+	s.mu.Lock()
+	if watch && s.woken && query.Get("sendInitialEvents") == "" {
+		s.woken = false
+		query.Set("resourceVersion", "1")
+		r = r.Clone(r.Context())
+		r.URL.RawQuery = query.Encode()
+	}
+	s.mu.Unlock()
+	answer, err := s.next.RoundTrip(r)
+	if err != nil || !watch {
+		return answer, err
+	}
+	if answer.StatusCode == http.StatusGone {
+		s.gone.Add(1)
+	}
+	body := &sleepersWatch{ReadCloser: answer.Body, of: s}
+	answer.Body = body
+	s.mu.Lock()
+	s.watch = body
+	s.mu.Unlock()
+	return answer, nil
+}
+
+func (s *sleeper) wake() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.woken = true
+	s.watch.over.Store(true)
+	return s.watch.Close()
+}
+
+type sleepersWatch struct {
+	io.ReadCloser
+	of   *sleeper
+	over atomic.Bool
+}
+
+// Read implements [io.Reader]. An event of an error is small enough to come at once. One that is over ends as if the server had ended it.
+func (w *sleepersWatch) Read(p []byte) (int, error) {
+	n, err := w.ReadCloser.Read(p)
+	if bytes.Contains(p[:n], []byte(`"code":410`)) {
+		w.of.gone.Add(1)
+	}
+	if err != nil && w.over.Load() {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// testGone: a watch that begins where the server remembers nothing any more gets 410 Gone, and begins anew by itself.
+func (c *cluster) testGone(t *testing.T) {
+	const node = "gone-node"
+	rules, _ := role(t)
+	c.node(t, node)
+	cfg, s := c.plane.As(c.token(t, node, each(rules))), &sleeper{}
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { s.next = next; return s })
+	source, stop := watching(t, c.client(t, cfg, node, len(rights.All())))
+	defer stop()
+	knows := func(names ...string) func(context.Context) error {
+		return func(context.Context) error {
+			snapshot := source.Pods()
+			var got []string
+			for _, p := range snapshot.Pods {
+				got = append(got, p.Name)
+			}
+			if slices.Sort(got); !slices.Equal(got, names) || snapshot.Problem != "" || snapshot.AsOf.IsZero() {
+				return fmt.Errorf("known are %q; %s", got, snapshot.Problem)
+			}
+			return nil
+		}
+	}
+	// A watch that ends at once, and brought nothing, is begun with a list instead.
+	eventually(t, "it watches", knows())
+	first := c.create(t, node, "before-the-night")
+	eventually(t, "the pod is known", knows(first.Name))
+	if err := s.wake(); err != nil {
+		t.Fatal(err)
+	}
+	c.create(t, node, "in-the-morning")
+	now := int64(0)
+	if err := c.admin.CoreV1().Pods("default").Delete(t.Context(), first.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what changed meanwhile is known", knows("in-the-morning"))
+	if s.gone.Load() == 0 {
+		t.Error("the server never said 410 Gone, so that this shows nothing about it")
+	}
+}
+
+// testTokenEnds: a token that the server takes no more is like one that has expired: nothing is evicted, what is known stays known, it is
+// said, and a new one in its file is taken without a restart.
+func (c *cluster) testTokenEnds(t *testing.T) {
+	t.Parallel()
+	const node = "token-node"
+	ctx := t.Context()
+	rules, _ := role(t)
+	c.node(t, node)
+	c.token(t, node, each(rules))
+	p := c.create(t, node, "stays-with-token")
+	// A token is bound to a secret and ends with it: the least time that a token can have is ten minutes.
+	bound := func(name string) string {
+		secret, err := c.admin.CoreV1().Secrets("default").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		token, err := c.admin.CoreV1().ServiceAccounts("default").CreateToken(ctx, node, &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+			BoundObjectRef: &authenticationv1.BoundObjectReference{Kind: "Secret", APIVersion: "v1", Name: name, UID: secret.UID},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token.Status.Token
+	}
+	dir := t.TempDir()
+	file, kubeconfig := filepath.Join(dir, "token"), filepath.Join(dir, "kubeconfig")
+	write := func(path, text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(file, bound("first-token"))
+	write(kubeconfig, fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+		"clusters: [{name: c, cluster: {server: %q, insecure-skip-tls-verify: true}}]\nusers: [{name: u, user: {tokenFile: %q}}]\n", c.plane.REST().Host, file))
+	client, err := kube.NewClient(kube.ConnectOptions{Kubeconfig: kubeconfig, ServiceAccount: true, Node: node, UserAgent: "cleave"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, stop := watching(t, client)
+	defer stop()
+	eventually(t, "the pod is known", func(context.Context) error {
+		if s := source.Pods(); len(s.Pods) != 1 || s.Problem != "" {
+			return fmt.Errorf("%+v", s)
+		}
+		return nil
+	})
+	if err := c.admin.CoreV1().Secrets("default").Delete(ctx, "first-token", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	// The server remembers for 10 s whom it let in.
+	eventually(t, "the token has ended", func(ctx context.Context) error {
+		if _, err := client.NodeObject(ctx); !apierrors.IsUnauthorized(err) {
+			return fmt.Errorf("the answer is %w", err)
+		}
+		return nil
+	})
+	pod := kube.Pod{UID: string(p.UID), APIUID: string(p.UID), Namespace: "default", Name: p.Name}
+	if out, err := evict.New(client, evict.Options{}).Evict(ctx, evict.Order{Hard: true, Pod: pod}); !errors.Is(err, evict.ErrDenied) || out.Calls != 0 {
+		t.Errorf("evicted with a token that has ended: %+v, %v", out, err)
+	}
+	if s := source.Pods(); len(s.Pods) != 1 {
+		t.Errorf("what was known is forgotten: %+v", s)
+	}
+	write(file, bound("second-token"))
+	eventually(t, "the new token is taken", func(ctx context.Context) error {
+		_, err := client.NodeObject(ctx)
+		return err
+	})
+	if now, err := c.admin.CoreV1().Pods("default").Get(ctx, p.Name, metav1.GetOptions{}); err != nil || now.DeletionTimestamp != nil {
+		t.Errorf("the pod: %+v, %v", now, err)
 	}
 }
 

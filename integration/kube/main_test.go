@@ -39,6 +39,9 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+// longEnv has the server away for a minute.
+const longEnv = "CLEAVE_KUBE"
+
 // patience bounds what a test waits for: far longer than it should take on a busy machine.
 const patience = 4 * time.Minute
 
