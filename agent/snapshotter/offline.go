@@ -116,3 +116,13 @@ func (e Examination) WriteRepaired(w io.Writer) error {
 	_, err := io.WriteString(w, b.String())
 	return err
 }
+
+// Purge takes away what the snapshotter has on its roots, and its database; with
+// dry it only says what.
+func Purge(ctx context.Context, cfg config.Config, log *zap.Logger, dry bool) ([]string, error) {
+	o, err := StoreOptions(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	return split.Purge(ctx, o, dry)
+}

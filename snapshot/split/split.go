@@ -83,6 +83,9 @@ var (
 	_ snapshots.Cleaner     = (*Snapshotter)(nil)
 )
 
+// usageSuffix is what the file of figures has behind the database's name.
+const usageSuffix = ".usage"
+
 // checkPeriod is how often the background looks after the fence, the ballast and
 // the reserved space.
 const checkPeriod = 15 * time.Second
@@ -140,7 +143,7 @@ func Open(ctx context.Context, opts Options) (_ *Snapshotter, err error) {
 		return nil, err
 	}
 	s.options, s.projects = mountOptions(opts.MountOptions), newProjects(opts)
-	held := held{list: s.holdings, space: s.spaceOf, measure: s.measureAt, stateFile: opts.Database + ".usage"}
+	held := held{list: s.holdings, space: s.spaceOf, measure: s.measureAt, stateFile: opts.Database + usageSuffix}
 	if s.holder, err = newHolder(held, opts.Log); err != nil {
 		return nil, err
 	}

@@ -74,6 +74,9 @@ const slotPrefix = "slot-"
 // IsSlot reports whether a name in the trash only keeps room.
 func IsSlot(name string) bool { return strings.HasPrefix(name, slotPrefix) }
 
+// IsEntry reports whether a name in the trash is that of something moved there.
+func IsEntry(name string) bool { return entryName.MatchString(name) }
+
 // Provide makes the slots that are missing. On a full disk some stay so.
 func Provide(root *rootdir.Root) error {
 	for i := range slots {
