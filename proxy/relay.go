@@ -18,9 +18,11 @@ import (
 // endlessMethods are the calls that by their nature do not end by themselves;
 // they are ended when cleave stops, so that the rest can be waited for.
 // CRI v1: GetContainerEvents streams "container events" for as long as the
-// caller listens.
+// caller listens; so does containerd's own stream of events, which callers have
+// where cleave is in containerd's place.
 var endlessMethods = map[string]bool{
 	runtimeapi.RuntimeService_GetContainerEvents_FullMethodName: true,
+	"/containerd.services.events.v1.Events/Subscribe":           true,
 }
 
 // relay takes calls from a grpc server and makes them on the runtime's

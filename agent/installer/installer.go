@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"go.uber.org/zap"
+
 	"github.com/cleave-cri/cleave/agent/snapshotter"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
@@ -39,7 +41,9 @@ type Options struct {
 	// ConfigPath is cleave's configuration file, HasConfig whether it is there.
 	ConfigPath string
 	HasConfig  bool
-	// Containerd is containerd's configuration; only with Split.
+	// Redirect has cleave take containerd's place on its socket.
+	Redirect bool
+	// Containerd is containerd's configuration; only with Split or Redirect.
 	Containerd ctdconfig.Target
 }
 
@@ -98,12 +102,20 @@ func (i *Installer) Plan(ctx context.Context, o Options) (install.Plan, error) {
 	if o.Mode == config.ModeCRIO {
 		w.Endpoint = crioEndpoint
 	}
+	if o.Split || o.Redirect {
+		w.ContainerdUnit = "containerd.service"
+	}
 	var err error
 	if w.Executable, err = executable(); err != nil {
 		return install.Plan{}, err
 	}
 	if o.Mode != config.ModeObserve {
 		if w.Kubelet, err = i.kubelet(ctx, cfg); err != nil {
+			return install.Plan{}, err
+		}
+	}
+	if o.Redirect {
+		if err := i.redirect(ctx, o, &w); err != nil {
 			return install.Plan{}, err
 		}
 	}
@@ -189,11 +201,59 @@ func (i *Installer) split(ctx context.Context, o Options, w *install.Wish) error
 	if err != nil {
 		return err
 	}
-	w.ContainerdUnit, w.ContainerdPath, w.ContainerdDropIn = "containerd.service", plan.Path, plan.Content
+	w.ContainerdPath, w.ContainerdDropIn = plan.Path, plan.Content
 	w.Notes = append(w.Notes, plan.Notes...)
 	w.Setting.Roots = []string{filepath.Clean(s.ImageRoot), filepath.Clean(s.ContainerRoot)}
 	w.Setting.SnapshotterSockets = []string{s.Endpoint.Path(), s.StatusEndpoint.Path()}
 	return nil
+}
+
+// redirect plans that cleave takes containerd's place.
+func (i *Installer) redirect(ctx context.Context, o Options, w *install.Wish) error {
+	if o.Mode == config.ModeCRIO {
+		return fmt.Errorf("--redirect leaves the kubelet's endpoint as it is, and in mode crio it has to be %s: choose one of the two", crioEndpoint)
+	}
+	r, plan, err := ctdconfig.ExamineRedirect(ctx, o.Containerd, ctdconfig.RedirectBeside(o.Containerd.MainFile))
+	if err == nil {
+		err = plan.Err()
+	}
+	if err != nil {
+		return err
+	}
+	if told := i.cfg.Runtime.Endpoint.Path(); endpoint.Socket(told) != endpoint.Socket(r.From) {
+		return fmt.Errorf("containerd listens on %s, and runtime.endpoint of cleave's configuration is %s: make them the same first", r.From, told)
+	}
+	if k := w.Kubelet; k.Service != "" && endpoint.Socket(k.Endpoint) != endpoint.Socket(r.From) {
+		return fmt.Errorf("the kubelet is told %s (%s), and would not reach cleave at %s: give it that first, or leave --redirect out", k.Endpoint, k.Shape, r.From)
+	}
+	moved := i.cfg
+	moved.Mode, moved.Listen.Endpoint, moved.Runtime.Endpoint = o.Mode, config.Endpoint(r.From), config.Endpoint(r.To)
+	if err := moved.Validate(); err != nil {
+		return fmt.Errorf("the configuration as it would be: %w", err)
+	}
+	stranded, err := strandedShims("/proc", r)
+	if err != nil {
+		return fmt.Errorf("%w: nothing was changed, because it is not known whether containers would be lost sight of", err)
+	}
+	if len(stranded) > 0 {
+		return fmt.Errorf("shims run that tell containerd on another socket what happens to their containers, where it does not listen:\n  %s\n"+
+			"Nothing was changed. Drain the node (kubectl drain --ignore-daemonsets), remove the pods that are left (crictl rmp -fa), then try again",
+			strings.Join(stranded, "\n  "))
+	}
+	w.Redirect = &install.Redirect{From: r.From, To: r.To, Path: plan.Path, DropIn: plan.Content}
+	w.Runtime, w.Setting.Listen, w.Setting.FolderMode = r.To, r.From, folderMode(filepath.Dir(r.From))
+	w.Notes = append(w.Notes, "containerd is restarted, and does not answer for some seconds; containers go on",
+		"whoever wants containerd itself finds it on "+r.To)
+	return nil
+}
+
+// folderMode is the mode of a folder as systemd wants it; empty if there is none.
+func folderMode(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("%04o", info.Mode().Perm())
 }
 
 // Run carries out a plan.
@@ -224,6 +284,34 @@ func (i *Installer) UninstallPlan(ctx context.Context) (install.Plan, error) {
 		return install.Plan{}, err
 	}
 	return i.installer().Undo(inUse)
+}
+
+// Purge takes away what the split snapshotter has on its roots, and its database;
+// with dry it only says what. See [split.Purge] for what it refuses.
+func (i *Installer) Purge(ctx context.Context, dry bool) error {
+	list, err := snapshotter.Purge(ctx, i.cfg, zap.NewNop(), dry)
+	if err != nil {
+		return err
+	}
+	verb := "deleted"
+	if dry {
+		verb = "to be deleted"
+	}
+	for _, path := range list {
+		fmt.Fprintf(i.out, "%s: %s\n", verb, path)
+	}
+	return nil
+}
+
+// ShowPurge says what a purge takes away after an uninstall: until then the
+// snapshotter runs, and nobody else may look.
+func (i *Installer) ShowPurge() error {
+	s := i.cfg.Snapshotter
+	if !s.Enabled() {
+		return fmt.Errorf("nothing to purge: %w", snapshotter.ErrNotConfigured)
+	}
+	fmt.Fprintf(i.out, "Then, if no snapshot is left: delete all that the split snapshotter has in %s and %s, and its database %s.\n", s.ImageRoot, s.ContainerRoot, s.Database)
+	return nil
 }
 
 // inUse asks containerd, if it was told to use the split snapshotter.

@@ -14,7 +14,7 @@ import (
 )
 
 func installCommand() *cobra.Command {
-	var yes, resume, revert bool
+	var yes, resume, revert, redirect bool
 	var snapshotter string
 	var target ctdconfig.Target
 	cmd := &cobra.Command{
@@ -25,7 +25,8 @@ their order; with --yes, do it. After each step that matters it looks whether th
 node works. If a step fails, all is taken back, and every file is as it was
 before. After a power cut, --resume does the rest and --revert takes it back.
 
-In mode observe the kubelet is left alone. The split snapshotter is set up with
+In mode observe the kubelet is left alone, and with --redirect too: containerd
+moves to another socket, and cleave listens where it did. The split snapshotter is set up with
 --snapshotter split, after ` + "`cleave snapshotter init`" + `.`,
 		Args: cobra.NoArgs,
 	}
@@ -34,6 +35,7 @@ In mode observe the kubelet is left alone. The split snapshotter is set up with
 	cmd.Flags().BoolVar(&resume, "resume", false, "do the rest of what was broken off")
 	cmd.Flags().BoolVar(&revert, "revert", false, "take back what was broken off")
 	cmd.Flags().StringVar(&snapshotter, "snapshotter", "", "split: have containerd use the split snapshotter")
+	cmd.Flags().BoolVar(&redirect, "redirect", false, "take containerd's place on its own socket, so that the kubelet and all others stay as they are")
 	cmd.Flags().StringVar(&target.MainFile, "containerd-config", ctdconfig.DefaultMainFile, "containerd's main configuration `file`")
 	cmd.Flags().StringVar(&target.Containerd, "containerd", "containerd", "containerd's `program`, which is asked for its configuration")
 	cmd.MarkFlagsMutuallyExclusive("resume", "revert")
@@ -60,7 +62,7 @@ In mode observe the kubelet is left alone. The split snapshotter is set up with
 		}
 		_, statErr := os.Stat(s.path)
 		plan, err := in.Plan(cmd.Context(), installer.Options{
-			Mode: cfg.Mode, Split: snapshotter != "", ConfigPath: s.path, HasConfig: statErr == nil, Containerd: target,
+			Mode: cfg.Mode, Split: snapshotter != "", Redirect: redirect, ConfigPath: s.path, HasConfig: statErr == nil, Containerd: target,
 		})
 		if err != nil {
 			return err

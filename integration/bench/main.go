@@ -53,6 +53,8 @@ func run(ctx context.Context, args []string) error {
 	switch flags.Arg(0) {
 	case "proxy":
 		return benchProxy(ctx, *cleave, *also, *scale, parts(*only, "version,list100,memory,list500k"))
+	case "redirect":
+		return benchRedirect(ctx, *cleave, *scale)
 	case "snapshotter":
 		return benchSnapshotter(ctx, *cleave, *scale, parts(*only, "unpack_sequential,unpack_parallel,create,usage,unmount"))
 	case "walk":
@@ -74,7 +76,7 @@ func run(ctx context.Context, args []string) error {
 	case helperReplay:
 		return serveReplay(ctx, flags.Arg(1))
 	default:
-		return errors.New("say what to measure: proxy, snapshotter, walk, idle, fanotify or react")
+		return errors.New("say what to measure: proxy, redirect, snapshotter, walk, idle, fanotify or react")
 	}
 }
 

@@ -49,12 +49,15 @@ func BuildCleave(ctx context.Context, dir string, race bool, tags ...string) (st
 	return binary, nil
 }
 
-// newCleave prepares a cleave with all its paths below dir. It is not started.
+// newCleave prepares a cleave with all its paths below dir, save a socket that cfg
+// has somewhere else than usual. It is not started.
 func newCleave(binary, dir string, env []string, cfg config.Config) (*Cleave, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare cleave: %w", err)
 	}
-	cfg.Listen.Endpoint = config.Endpoint(filepath.Join(dir, "cleave.sock"))
+	if cfg.Listen.Endpoint == config.Default().Listen.Endpoint {
+		cfg.Listen.Endpoint = config.Endpoint(filepath.Join(dir, "cleave.sock"))
+	}
 	if cfg.Mode == config.ModeCRIO {
 		// The one place where a kubelet looks for CRI-O; whoever runs this has to be apart (lab/enclave).
 		cfg.Listen.Endpoint = "/run/crio/crio.sock"
