@@ -37,19 +37,23 @@ build: ## Build bin/cleave
 # A version as deb and rpm take one: from a tag, or 0.0.0 with the commit.
 PACKAGE_VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//; s/-\([0-9]*\)-g/+\1.g/; s/-/~/' | grep . || echo "0.0.0~$$(git rev-parse --short HEAD 2>/dev/null || echo unknown)")
 
+# For what machines, and of which kinds.
+ARCHITECTURES ?= amd64 arm64
+KINDS ?= deb rpm
+
 .PHONY: packages
 packages: ## deb and rpm for linux/amd64 and arm64, in dist/packages
 	@nfpm="$$($(TOOLCHAIN) get nfpm)"; \
 	rm -rf dist/packages; mkdir -p dist/packages/pages; \
 	go run -tags pages ./cmd/cleave pages dist/packages/pages; \
 	gzip -9n dist/packages/pages/man/*.8; \
-	for arch in amd64 arm64; do \
+	for arch in $(ARCHITECTURES); do \
 	  CGO_ENABLED=0 GOOS=linux GOARCH=$$arch go build -trimpath -ldflags "-s -w -X main.version=$(VERSION)" -o dist/packages/$$arch/cleave ./cmd/cleave; \
-	  for kind in deb rpm; do \
+	  for kind in $(KINDS); do \
 	    ARCH=$$arch VERSION="$(PACKAGE_VERSION)" "$$nfpm" package --config packaging/nfpm.yaml --packager $$kind --target dist/packages/ >/dev/null; \
 	  done; \
 	done
-	@ls -l dist/packages/*.deb dist/packages/*.rpm
+	@ls -l $(addprefix dist/packages/*.,$(KINDS))
 
 .PHONY: demo
 demo: ## A node with two disks, in one command; KEEP=1 leaves it running, DOWN=1 takes that down
@@ -192,12 +196,18 @@ test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, evictio
 	@CLEAVE_GUEST=1 $(call gotestsum,guest-crio,standard-verbose) -timeout 75m -count=1 -run '^TestCRIO$$' ./integration/guest
 
 .PHONY: test-systemd-vm
-test-systemd-vm: deps ## cleave's units under a real systemd: install, reload, watchdog, crash loop, uninstall (root; qemu; 6 minutes)
+test-systemd-vm: deps ## cleave's units and package under a real systemd: install, upgrade, watchdog, crash loop, no memory, uninstall (root; qemu; 8 minutes)
 	@$(TOOLCHAIN) deps guest
 	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@echo "test-systemd-vm: two versions of the package"
+	@rm -rf dist/guest; mkdir -p dist/guest
+	@for n in 1 2; do \
+	  $(MAKE) packages ARCHITECTURES="$$(go env GOARCH)" KINDS=deb VERSION="guest-$$n" PACKAGE_VERSION="0.0.$$n" >/dev/null; \
+	  mv dist/packages/*.deb "dist/guest/$$n.deb"; \
+	done
 	@echo "test-systemd-vm: boots a guest in qemu; its root is made and cached the first time, half a minute"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_GUEST=1 $(call gotestsum,systemd-vm,standard-verbose) -timeout 60m -count=1 -run '^TestSystemd$$' ./integration/guest
+	@CLEAVE_GUEST=1 CLEAVE_GUEST_PACKAGES="$(CURDIR)/dist/guest" $(call gotestsum,systemd-vm,standard-verbose) -timeout 60m -count=1 -run '^TestSystemd$$' ./integration/guest
 
 .PHONY: test-quota-vm
 test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in guests whose kernel has them, with containerd too (root; qemu; 8 minutes)

@@ -54,13 +54,19 @@ type Installer struct {
 	out  io.Writer
 }
 
+// bootedMark is there where systemd is what runs the node (sd_booted(3)).
+const bootedMark = "/run/systemd/system"
+
 // New returns an installer that tells people on out what it does.
 func New(cfg config.Config, out io.Writer) (*Installer, error) {
+	return newInstaller(cfg, out, bootedMark)
+}
+
+func newInstaller(cfg config.Config, out io.Writer, booted string) (*Installer, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("it changes files in /etc and restarts services: run it as root")
 	}
-	// sd_booted(3)
-	if _, err := os.Stat("/run/systemd/system"); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(booted); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("this node is not run by systemd, and nothing was changed.\n%s", byHand(cfg))
 	}
 	return &Installer{cfg: cfg, node: node{cfg: cfg}, out: out}, nil

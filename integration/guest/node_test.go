@@ -33,11 +33,22 @@ func TestKubelet(t *testing.T) {
 	course(t, run, system, "TestKubelet", o)
 }
 
-// TestSystemd runs the one of cleave's units: install and uninstall, a broken configuration, a cleave that hangs, one that can't
-// be started.
+// packagesEnv is a folder with two versions of the package, 1.deb and 2.deb.
+const packagesEnv = "CLEAVE_GUEST_PACKAGES"
+
+// TestSystemd runs the one of cleave's units and package: install and uninstall, a broken configuration, a cleave that hangs, one
+// that can't be started or has no memory, an upgrade under load.
 func TestSystemd(t *testing.T) {
 	run, system := lab(t)
-	course(t, run, system, "TestSystemd", guestnode.Options{})
+	dir := os.Getenv(packagesEnv)
+	if dir == "" {
+		t.Fatalf("it has no packages: run `make test-systemd-vm`, which makes them and sets %s", packagesEnv)
+	}
+	o := guestnode.Options{Files: map[string]guest.File{}}
+	for _, name := range []string{"1.deb", "2.deb"} {
+		o.Files["/root/packages/"+name] = guest.File{Path: filepath.Join(dir, name)}
+	}
+	course(t, run, system, "TestSystemd", o)
 }
 
 // TestCRIO runs the one in mode crio: the kubelet takes cleave for CRI-O, sees both disks, and evicts by them.

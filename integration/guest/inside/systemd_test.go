@@ -1,6 +1,7 @@
 package inside
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -11,6 +12,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/cleave-cri/cleave/lab/pod"
 )
 
 // etc is every file and link of the folders that an install changes.
@@ -169,4 +174,150 @@ func TestSystemd(t *testing.T) {
 		}
 		answers()
 	})
+	t.Run("in containerd's place and back, with one command", func(t *testing.T) { inContainerdsPlace(t, config) })
+	t.Run("without memory calls pass through", func(t *testing.T) {
+		run(t, "systemctl", "reset-failed", "cleave")
+		run(t, "systemctl", "set-property", "--runtime", "cleave.service", "MemoryMax=4M")
+		_ = exec.CommandContext(t.Context(), "systemctl", "restart", "cleave").Run() //nolint:errcheck // it can't succeed
+		becomes(t, "cleave-passthrough", "active")
+		answers()
+		if said := run(t, "sh", "-c", "journalctl -k -o cat | grep -c 'Memory cgroup out of memory.*cleave'"); number(t, said) == 0 {
+			t.Error("the kernel ended no cleave for want of memory")
+		}
+		run(t, "systemctl", "set-property", "--runtime", "cleave.service", "MemoryMax=infinity")
+		run(t, "cleave", "bypass", "--off")
+		becomes(t, "cleave", "active")
+		answers()
+	})
+	t.Run("as a package, upgraded under load", packaged)
+}
+
+// inContainerdsPlace has cleave take containerd's socket and give it back.
+func inContainerdsPlace(t *testing.T, config string) {
+	const socket, behind = "/run/containerd/containerd.sock", "/run/containerd/behind-cleave.sock"
+	p := runPod(t, "stays")
+	pid := p.pid(t)
+	refused, err := exec.CommandContext(t.Context(), "cleave", "install", "--mode", "observe", "--redirect", "--yes").CombinedOutput()
+	if err == nil || !strings.Contains(string(refused), "systemctl stop") {
+		t.Errorf("with a cleave that runs the install ended with %v: %s", err, refused)
+	}
+	run(t, "systemctl", "stop", "cleave.socket", "cleave.service")
+	t.Setenv("CONTAINER_RUNTIME_ENDPOINT", "unix://"+socket)
+	t.Setenv("IMAGE_SERVICE_ENDPOINT", "unix://"+socket)
+	before := etc(t)
+	t.Log(run(t, "cleave", "install", "--mode", "observe", "--redirect", "--yes"))
+	if got := property(t, "cleave", "StatusText"); got != "Serving the kubelet on "+socket+", mode observe" {
+		t.Errorf("the status is %q", got)
+	}
+	if now := p.pid(t); now != pid {
+		t.Errorf("the container's process was %d and is %d", pid, now)
+	}
+	if got := p.exec(t, "/bin/echo", "hello"); got != "hello" {
+		t.Errorf("in the container: %q", got)
+	}
+	for _, address := range []string{socket, behind} {
+		run(t, "ctr", "--address", address, "--namespace", "k8s.io", "images", "ls", "-q")
+	}
+	q := runPod(t, "another")
+	q.remove(t)
+	run(t, "cleave", "bypass")
+	run(t, "crictl", "version")
+	run(t, "cleave", "bypass", "--off")
+	// From here on the runtime's socket is the one that was always there.
+	p.remove(t)
+	t.Log(run(t, "cleave", "uninstall", "--yes"))
+	if d := differences(before, etc(t)); len(d) > 0 {
+		t.Errorf("after the uninstall these differ from before: %q", d)
+	}
+	run(t, "crictl", "version")
+	if _, err := os.Lstat(behind); err == nil {
+		if out, err := exec.CommandContext(t.Context(), "ctr", "--address", behind, "--connect-timeout", "2s", "version").CombinedOutput(); err == nil {
+			t.Errorf("somebody still answers on %s: %s", behind, out)
+		}
+	}
+	if text := read(t, config); strings.Contains(text, "behind-cleave") {
+		t.Errorf("the configuration is %s", text)
+	}
+	run(t, "systemctl", "start", "cleave.socket", "cleave.service")
+}
+
+// packaged goes over to the package, upgrades it under load, and removes it.
+func packaged(t *testing.T) {
+	units, err := filepath.Glob("/etc/systemd/system/cleave*.s*")
+	if err != nil || len(units) != 5 {
+		t.Fatalf("the units are %q, %v", units, err)
+	}
+	for _, path := range units {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	config := read(t, "/etc/cleave/config.yaml")
+	install := func(name string) string {
+		t.Helper()
+		return run(t, "dpkg", "--force-confold", "-i", "/root/packages/"+name)
+	}
+	t.Log(install("1.deb"))
+	if now := read(t, "/etc/cleave/config.yaml"); now != config {
+		t.Error("the package has changed the configuration")
+	}
+	run(t, "systemctl", "restart", "cleave")
+	if err := os.Remove("/usr/local/bin/cleave"); err != nil { // the one from before
+		t.Fatal(err)
+	}
+	version := func() string {
+		t.Helper()
+		status := run(t, "cleave", "status")
+		for _, v := range []string{"guest-1", "guest-2"} {
+			if strings.Contains(status, v) {
+				return v
+			}
+		}
+		return status
+	}
+	if got := version(); got != "guest-1" {
+		t.Errorf("the version that answers is %s", got)
+	}
+
+	client, err := pod.Dial(cleaveSocket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close() //nolint:errcheck // only asked
+	ctx, cancel := context.WithCancel(t.Context())
+	served, ended := 0, make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if _, err := client.Runtime.Version(context.WithoutCancel(ctx), &runtimeapi.VersionRequest{}); err != nil {
+				ended <- err
+				return
+			}
+			served++
+		}
+		ended <- nil
+	}()
+	before := property(t, "cleave", "MainPID")
+	t.Log(install("2.deb"))
+	cancel()
+	if err := <-ended; err != nil || served == 0 {
+		t.Errorf("across the upgrade %d calls were answered, and one was lost: %v", served, err)
+	}
+	if after := property(t, "cleave", "MainPID"); after == before {
+		t.Error("the upgrade made no new process")
+	}
+	if got := version(); got != "guest-2" {
+		t.Errorf("the version that answers is %s", got)
+	}
+
+	if out, err := exec.CommandContext(t.Context(), "dpkg", "-r", "cleave").CombinedOutput(); err == nil || !strings.Contains(string(out), "runs: see that nobody uses it") {
+		t.Errorf("removing it while it runs ended with %v: %s", err, out)
+	}
+	run(t, "systemctl", "stop", "cleave.socket", "cleave.service", "containerd.service", "cleave-snapshotter.socket", "cleave-snapshotter.service")
+	t.Log(run(t, "dpkg", "-r", "cleave"))
+	if _, err := os.Stat("/usr/bin/cleave"); !os.IsNotExist(err) {
+		t.Errorf("the program is still there: %v", err)
+	}
+	if now := read(t, "/etc/cleave/config.yaml"); now != config {
+		t.Error("the removal has changed the configuration")
+	}
 }
