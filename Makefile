@@ -83,6 +83,16 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 	$(MAKE) summary || rc=1; \
 	exit $$rc
 
+# All shipped scenarios; SCENARIOS=PATTERN chooses, as go test's -run does.
+SCENARIOS ?= .*
+
+.PHONY: lab-all
+lab-all: deps ## Play all scenarios of docs/lab on real nodes: on ext4, half of them on xfs, against the simulator (root; 6 minutes)
+	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@echo "lab-all: two nodes at a time; time is real there"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_LAB=all $(call gotestsum,lab,standard-verbose) -timeout 60m -count=1 -parallel 2 -run '^TestScenarios$$/$(SCENARIOS)' ./integration/lab
+
 # Both kinds of tests: gotestsum shows each package as it ends, each failure in full, and keeps every event.
 gotestsum = "$$($(TOOLCHAIN) get gotestsum)" --format $(or $(2),pkgname) --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json -- -race
 

@@ -1,4 +1,4 @@
-// Package lab is the ground that integration tests, the demo and later the split-filesystem lab stand on: filesystems
+// Package lab is the ground that integration tests, the demo and the split-filesystem lab stand on: filesystems
 // on loop devices, a private containerd, images built on the spot, pods, and the certainty that all of it goes away
 // again. The work is in its sub-packages:
 //
@@ -13,6 +13,9 @@
 //   - guestnode: such a guest as a node: containerd and cleave as units of systemd
 //   - cachedir: where costly things are kept outside of the checkout
 //   - need: what a test needs of the machine, and what happens when it isn't there
+//   - stage: a node as a scenario describes it, for `cleave lab`; with deputy, which stands in for its kubelet, and
+//     writer, which its containers run
+//   - play: plays a scenario on such a node, and compares
 //
-// Nothing that cleave does in production imports these packages.
+// Nothing that cleave does in production imports these packages; the one command that does is `cleave lab`.
 package lab

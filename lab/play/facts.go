@@ -155,7 +155,9 @@ func tell(records []record.Record, began time.Time, nameOf func(uid string) stri
 		if rule != "" && rule != held {
 			event(sim.Event{What: sim.HeldBack, Rule: rule})
 		}
-		held = rule
+		if rule != "" || d.Outcome == engine.Calm {
+			held = rule
+		}
 		for _, e := range r.Evicted {
 			name := nameOf(e.UID)
 			evicted = append(evicted, name)

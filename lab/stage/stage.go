@@ -150,14 +150,14 @@ func (s *Stage) runtime(o *runtime.Options, disks map[string]*disk.Disk) {
 // deputy, and what cleave would know of images if it had been here before.
 func (s *Stage) furnish(ctx context.Context, n *node.Node) error {
 	s.Node = n
-	s.o.Step("pull %d images", len(s.Scenario.Images))
-	for i := range s.Scenario.Images {
-		if err := s.image(ctx, &s.Scenario.Images[i]); err != nil {
+	for _, f := range s.Scenario.Filesystems {
+		if err := occupy(n.Disks[f.Name].Path(), f); err != nil {
 			return err
 		}
 	}
-	for _, f := range s.Scenario.Filesystems {
-		if err := occupy(n.Disks[f.Name].Path(), f); err != nil {
+	s.o.Step("pull %d images", len(s.Scenario.Images))
+	for i := range s.Scenario.Images {
+		if err := s.image(ctx, &s.Scenario.Images[i]); err != nil {
 			return err
 		}
 	}
@@ -344,17 +344,23 @@ func (s *Stage) stopDeputy(ctx context.Context) error {
 	return s.Deputy.Stop(ctx)
 }
 
-// occupy takes what a filesystem has in use from the beginning, besides images.
+// occupy takes what a filesystem has in use from the beginning, besides images. What
+// it already takes for itself is part of that.
 func occupy(path string, f scenario.Filesystem) error {
 	if f.UsedInodes > 0 {
 		if err := flood(filepath.Join(path, "used"), f.UsedInodes); err != nil {
 			return fmt.Errorf("take inodes of filesystem %s: %w", f.Name, err)
 		}
 	}
-	if f.UsedBytes == 0 {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(path, &st); err != nil {
+		return fmt.Errorf("take %d bytes of filesystem %s: %w", f.UsedBytes, f.Name, err)
+	}
+	own := int64(st.Blocks-st.Bfree) * st.Bsize //nolint:gosec // of a small disk
+	if f.UsedBytes <= own {
 		return nil
 	}
-	if err := allocate(filepath.Join(path, "used-by-the-system"), f.UsedBytes); err != nil {
+	if err := allocate(filepath.Join(path, "used-by-the-system"), f.UsedBytes-own); err != nil {
 		return fmt.Errorf("take %d bytes of filesystem %s: %w", f.UsedBytes, f.Name, err)
 	}
 	return nil
