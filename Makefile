@@ -137,6 +137,16 @@ test-crio: deps ## Mode crio with a real kubelet and API server, the long runs t
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRIO=long $(call gotestsum,crio,standard-verbose) -timeout 60m -count=1 ./integration/crio
 
+# How often each case is run.
+RUNS ?= 10
+
+.PHONY: test-evictors
+test-evictors: deps ## KSS-24 with the kubelet's evictions and cleave's, RUNS=10 times each, fast and slow, modes crio and cri (root; 90 minutes)
+	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
+	@echo "test-evictors: a disk is filled $(RUNS) times in each of four ways; cleave is to be first, and the innocent to stay"
+	@mkdir -p $(RESULTS)
+	@CLEAVE_CRIO=long CLEAVE_KSS24_RUNS=$(RUNS) $(call gotestsum,evictors,standard-verbose) -timeout 300m -count=1 -run '^TestKSS24_CleaveEvictsTheFiller$$' ./integration/crio
+
 # How many crashes; CLEAVE_TORTURE_SEED=N repeats a run.
 CRASHES ?= 320
 
@@ -152,11 +162,14 @@ IMAGES ?= 200
 KILLS ?= 100
 
 .PHONY: torture-reclaim
-torture-reclaim: deps ## Delete IMAGES=200 random images on ext4 and xfs, both snapshotters; kill KILLS=100 runs (root; 15 minutes)
-	@$(TOOLCHAIN) get $(PEERS) >/dev/null
-	@echo "torture-reclaim: $(IMAGES) images four times: what comes free is what was promised; $(KILLS) runs killed at any moment"
+torture-reclaim: deps ## Delete IMAGES=200 random images on ext4 and xfs, both snapshotters; kill KILLS=100 runs twice (root; 35 minutes)
+	@$(TOOLCHAIN) get $(PEERS) kubelet >/dev/null
+	@echo "torture-reclaim: $(IMAGES) images four times: what comes free is what was promised; $(KILLS) runs killed at any moment, and as many of cleave serve"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_RECLAIM_IMAGES=$(IMAGES) CLEAVE_RECLAIM_KILLS=$(KILLS) $(call gotestsum,reclaim,standard-verbose) -timeout 90m -count=1 -run '^(TestRandomImages|TestKilledMidPlan)$$' ./integration/reclaim
+	@rc=0; \
+	CLEAVE_RECLAIM_IMAGES=$(IMAGES) CLEAVE_RECLAIM_KILLS=$(KILLS) $(call gotestsum,reclaim,standard-verbose) -timeout 90m -count=1 -run '^(TestRandomImages|TestKilledMidPlan)$$' ./integration/reclaim || rc=1; \
+	CLEAVE_RECLAIM_SERVES=$(KILLS) $(call gotestsum,reclaim-serve,standard-verbose) -timeout 130m -count=1 -run '^TestServeIsKilledMidReclaim$$' ./integration/crio || rc=1; \
+	exit $$rc
 
 # The kubelet's code is compiled for it: about 7 minutes the first time on two cores, seconds after that.
 # -mod=mod: its requirements follow those of our own go.mod. Without cgo it shares compiled packages with the kubelet that the

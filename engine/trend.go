@@ -123,9 +123,10 @@ type Coming struct {
 }
 
 // Coming lists the hard thresholds of disks that will be met within horizon at
-// the speed in the middle of those remembered, soonest first. At least four are
-// asked for, so that a burst does not clear a node of its images. The latest of
-// them has to be what was seen: what Add did not take tells of nothing to come.
+// the speed in the middle of those remembered, or at the latest if that is less:
+// what has stopped is not coming. Soonest first. At least four are asked for, so
+// that a burst does not clear a node of its images. The latest sample has to be
+// what was seen: what Add did not take tells of nothing to come.
 // The time since then counts.
 func (c Config) Coming(t Trend, s State, seen Observations, now time.Time, horizon time.Duration) []Coming {
 	const enough = 4
@@ -145,8 +146,9 @@ func (c Config) Coming(t Trend, s State, seen Observations, now time.Time, horiz
 		if age > trendFor || !o.Time.IsZero() && !o.Time.Equal(latest.At) || o.Available != latest.Available {
 			continue
 		}
+		last := falls[len(falls)-1]
 		slices.Sort(falls)
-		if in := max(0, until(th, o, falls[(len(falls)-1)/2])-age); in <= horizon {
+		if in := max(0, until(th, o, min(last, falls[(len(falls)-1)/2]))-age); in <= horizon {
 			out = append(out, Coming{Threshold: th, In: in, Reclaim: c.Options.reclaim(th.Signal, layout)})
 		}
 	}

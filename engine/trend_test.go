@@ -144,6 +144,23 @@ func TestForecastOnOldFigures_GAP28(t *testing.T) {
 	}
 }
 
+// TestForecastEndsWithTheFill: a fill that was fast and has ended is not coming,
+// whatever the middle of the speeds remembered is.
+func TestForecastEndsWithTheFill(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave()).settled(Detected{ImageApart: true})
+	var trend Trend
+	for i, available := range []int64{20, 18, 16, 14, 12, 12} {
+		now := start.Add(time.Duration(i) * time.Second)
+		seen := Observations{NodeFSAvailable: {Available: available * gib, Capacity: 100 * gib, Time: now}}
+		trend = trend.Add(seen, now)
+		coming := n.Coming(trend, n.State, seen, now, time.Minute)
+		if want := i == 4; len(coming) > 0 != want {
+			t.Errorf("look %d: %+v of %v", i, coming, trend[NodeFSAvailable])
+		}
+	}
+}
+
 // TestForecastSurvivesAWrongDate: one figure of tomorrow is not taken, those
 // after it are.
 func TestForecastSurvivesAWrongDate(t *testing.T) {

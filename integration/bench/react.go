@@ -245,7 +245,14 @@ func (t *target) start(ctx context.Context, run *janitor.Run, paths peers, cleav
 			return err
 		}
 	}
-	return t.writeAttacker()
+	if err := t.writeAttacker(); err != nil || t.node.Cleave == nil {
+		return err
+	}
+	// Without its own kubelet cleave may have found another one on this machine.
+	if err := t.kubelet.Start(ctx); err != nil {
+		return err
+	}
+	return errors.Join(t.node.Cleave.Stop(ctx), t.node.Cleave.Start(ctx))
 }
 
 // stop ends what start began.

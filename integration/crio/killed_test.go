@@ -49,7 +49,7 @@ const (
 // one completes what was begun. The program has a shorter memory of names than the real one, which would wait two minutes after each
 // start.
 func TestServeIsKilledMidReclaim(t *testing.T) {
-	kills := 2
+	kills := 1
 	if v := os.Getenv(servesEnv); v != "" {
 		var err error
 		if kills, err = strconv.Atoi(v); err != nil || kills < 1 {
