@@ -72,8 +72,6 @@ type decisions struct {
 
 	// left are the pods that are not ranked, and why.
 	left atomic.Pointer[[]string]
-	// accounted are the signals of filesystems on which everything was measured at some time; the keeper's goroutine uses it.
-	accounted map[engine.Signal]bool
 	// picked are the layers of each image of the last plan.
 	picked  atomic.Pointer[map[string][]garbage.Layer]
 	kubelet atomic.Pointer[kubelet.Settings]
@@ -388,14 +386,7 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 	}
 	for signal, role := range rolesOfSignals() {
 		place, _ := p.layout.Get(role)
-		account, ok := p.accounts[place.Filesystem.Device]
-		if d.accounted == nil {
-			d.accounted = map[engine.Signal]bool{}
-		}
-		d.accounted[signal] = d.accounted[signal] || ok && account.Unmeasured == 0
-		// What has no figure yet, as a pod that was just made, counts as nobody's: rather is nobody evicted for some seconds. Not
-		// before all had one, or there would be nothing to compare it with.
-		if ok && d.accounted[signal] {
+		if account, ok := p.accounts[place.Filesystem.Device]; ok && account.Unmeasured == 0 {
 			in.Unattributed = append(in.Unattributed, engine.Unattributed{Signal: signal, Bytes: max(account.UnattributedBytes, 0)})
 		}
 	}

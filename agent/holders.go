@@ -53,9 +53,10 @@ func (h holders) Holders(ctx context.Context, kind string, item record.Item, mis
 		unknown = append(unknown, err)
 	}
 	if left > leastHeldBytes {
-		text, bytes, err := h.open(ctx, device)
+		pids, err := processes()
+		text, bytes, err2 := h.open(ctx, device, pids)
 		found, left = append(found, text...), left-bytes
-		unknown = append(unknown, err)
+		unknown = append(unknown, err, err2)
 	}
 	if kind == "image" && left > leastHeldBytes {
 		text, err := mountsOnNothing()
@@ -107,17 +108,25 @@ func nameOf(p *inventory.Picture, k inventory.Keeper) string {
 	return k.ID
 }
 
-// open looks for deleted files in all processes of the node.
-func (h holders) open(ctx context.Context, device fsstats.Device) (found []string, bytes int64, _ error) {
+// processes are those of the node.
+func processes() (pids []int, _ error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil, 0, fmt.Errorf("list processes: %w", err)
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	var processes []orphan.Holder
 	for _, e := range entries {
 		if pid, err := strconv.Atoi(e.Name()); err == nil {
-			processes = append(processes, orphan.Holder{ID: e.Name(), PIDs: []int{pid}})
+			pids = append(pids, pid)
 		}
+	}
+	return pids, nil
+}
+
+// open looks for deleted files on a filesystem that processes have open.
+func (h holders) open(ctx context.Context, device fsstats.Device, pids []int) (found []string, bytes int64, _ error) {
+	processes := make([]orphan.Holder, 0, len(pids))
+	for _, pid := range pids {
+		processes = append(processes, orphan.Holder{ID: strconv.Itoa(pid), PIDs: []int{pid}})
 	}
 	report, err := orphan.Find(ctx, processes, orphan.Options{
 		EntriesPerSecond: openEntriesPerSecond,

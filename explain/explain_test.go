@@ -140,7 +140,7 @@ func TestReplayFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	out.Reset()
-	if err := Replay(&out, file); err != nil || !strings.Contains(out.String(), "is not whole and is left out") || !strings.Contains(out.String(), "1 decisions made again, 0 otherwise; 1 are of another engine than 2") {
+	if err := Replay(&out, file); err != nil || !strings.Contains(out.String(), "is not whole and is left out") || !strings.Contains(out.String(), "1 decisions made again, 0 otherwise; 1 are of another engine than 3") {
 		t.Errorf("%v, %s", err, &out)
 	}
 	out.Reset()

@@ -1,0 +1,51 @@
+package agent
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleave-cri/cleave/fsstats"
+)
+
+// Whoever has a deleted file of the disk open is named, with what that takes; nobody is where nobody has.
+func TestHoldersOfDeletedFiles(t *testing.T) {
+	t.Parallel()
+	prober := fsstats.NewProber()
+	path := filepath.Join(t.TempDir(), "layer-file")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // a temporary file
+	if _, err := f.Write(make([]byte, 8<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Sync(); err != nil { // its blocks are allocated
+		t.Fatal(err)
+	}
+	place, err := prober.FilesystemOf(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := holders{&decisions{observer: &observer{filesystems: prober}}}
+	ask := func() (string, int64) {
+		found, bytes, err := h.open(t.Context(), place.Device, []int{os.Getpid()})
+		if err != nil {
+			t.Error(err)
+		}
+		return strings.Join(found, "; "), bytes
+	}
+	mine := fmt.Sprintf("(process %d) has deleted files open, 8.0Mi", os.Getpid())
+	if got, bytes := ask(); strings.Contains(got, mine) || bytes >= 8<<20 {
+		t.Errorf("while it has a name: %q, %d bytes", got, bytes)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if got, bytes := ask(); !strings.Contains(got, mine) || bytes != 8<<20 {
+		t.Errorf("said %q of %d bytes, want %q", got, bytes, mine)
+	}
+}
