@@ -80,6 +80,7 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 	$(MAKE) test-unit || rc=1; \
 	$(MAKE) test-integration || rc=1; \
 	$(MAKE) test-oracle || rc=1; \
+	$(MAKE) test-alerts || rc=1; \
 	$(MAKE) summary || rc=1; \
 	exit $$rc
 
@@ -188,6 +189,18 @@ test-oracle: ## Our decisions against the kubelet's own code: 10 000 passes (7 m
 	echo "test-oracle: the kubelet's cAdvisor: its client and handlers for CRI-O, and the names and answers of mode crio"; \
 	nice "$$gotestsum" --format pkgname --jsonfile "$(CURDIR)/$(RESULTS)/cadvisor.json" -- $(ORACLE) 20m ./cadvisor
 
+# -mod=mod: as above, its requirements follow those of our own go.mod.
+.PHONY: test-alerts
+test-alerts: ## Each alert rule and the dashboard, with Prometheus's own code (2 minutes the first time, then a second)
+	@echo "test-alerts: alert rules and dashboard against Prometheus's rules and the metrics that there are"
+	@mkdir -p $(RESULTS)
+	@gotestsum="$$($(TOOLCHAIN) get gotestsum)"; cd integration/alerts; CGO_ENABLED=0 \
+	nice "$$gotestsum" --format pkgname --jsonfile "$(CURDIR)/$(RESULTS)/alerts.json" -- -mod=mod -count=1 -timeout 10m .
+
+.PHONY: docs
+docs: ## Write what of the documentation is generated: the table of metrics
+	@CLEAVE_WRITE_DOCS=1 go test -count=1 -run '^TestDocumentation' ./web
+
 .PHONY: oracle
 oracle: ## The same for 200 000 passes; ORACLESEED=N begins elsewhere
 	@echo "oracle: the kubelet's eviction manager, image collector, threshold parser and settings, and ours, in the same random scenarios"
@@ -258,7 +271,7 @@ matrix: deps ## Four kubelets, two containerds, two modes; writes docs/compatibi
 summary:
 	@"$$($(TOOLCHAIN) get gotestsum)" --format none --raw-command \
 	  --post-run-command 'bash -c "echo $$((TESTS_TOTAL - TESTS_FAILED - TESTS_SKIPPED)) passed, $$((TESTS_FAILED + TESTS_ERRORS)) failed, $$TESTS_SKIPPED skipped"' \
-	  -- cat $(wildcard $(RESULTS)/unit.json $(RESULTS)/integration.json $(RESULTS)/oracle.json $(RESULTS)/cadvisor.json)
+	  -- cat $(wildcard $(RESULTS)/unit.json $(RESULTS)/integration.json $(RESULTS)/oracle.json $(RESULTS)/cadvisor.json $(RESULTS)/alerts.json)
 	@if cat $(RESULTS)/*.again 2>/dev/null | grep -q .; then echo "summary: failed at first, then run again:"; cat $(RESULTS)/*.again; fi
 
 .PHONY: bench
@@ -300,6 +313,13 @@ bench-inventory: ## What the picture of 1 000 images with 5 000 layers costs: ti
 	  /^BenchmarkBuild/ { printf "BENCH inventory.build_ms %.1f ms\nBENCH inventory.heap_mib %.1f MiB\n", $$3 / 1e6, $$5; done = 1 } \
 	  /^FAIL/ { failed = 1 } \
 	  END { if (failed || !done) { print "bench-inventory: the benchmark failed" > "/dev/stderr"; exit 1 } }'
+
+.PHONY: bench-metrics
+bench-metrics: ## What one answer with the metrics of 500 containers costs
+	@go test -run '^$$' -bench '^BenchmarkMetrics$$' ./agent | awk ' \
+	  /^BenchmarkMetrics/ { printf "BENCH metrics.scrape_ms %.1f ms\n", $$3 / 1e6; for (i = 3; i < NF; i += 2) if ($$(i + 1) == "page-bytes") { printf "BENCH metrics.bytes %d bytes\n", $$i; lines++ } } \
+	  /^(FAIL|---)/ { failed = 1 } \
+	  END { if (failed || !lines) { print "bench-metrics: the benchmark failed" > "/dev/stderr"; exit 1 } }'
 
 .PHONY: bench-kube
 bench-kube: ## What 1 000 pods of 50 KB take of the heap

@@ -18,6 +18,7 @@ import (
 	"github.com/cleave-cri/cleave/agent/handover"
 	"github.com/cleave-cri/cleave/agent/limits"
 	"github.com/cleave-cri/cleave/agent/settle"
+	imagestore "github.com/cleave-cri/cleave/agent/store"
 	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/doctor"
@@ -97,6 +98,7 @@ type agent struct {
 	settler  *settle.Settler // nil in mode observe
 	// decisions reclaims and evicts; nil where that is not configured.
 	decisions *decisions
+	images    *imageBook // nil in a pass-through
 }
 
 // Serve runs cleave until ctx ends or a successor has taken over, and returns
@@ -220,6 +222,7 @@ func (a *agent) proxyConfig() (proxy.Config, error) {
 		return c, err
 	}
 	a.observer.prime()
+	a.images = newImageBook(imagestore.NewMeasurer(a.upstream).Images, a.log.Named("images"))
 	if err := a.openDecisions(&c); err != nil {
 		return c, err
 	}
@@ -273,6 +276,12 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 	}
 	if a.decisions != nil {
 		parts.Go(func() error { return a.decisions.run(work) })
+	}
+	if a.images != nil {
+		parts.Go(func() error { a.images.run(work); return nil })
+	}
+	if a.observer != nil && a.cfg.Metrics.Address != "" {
+		parts.Go(func() error { serveMetrics(work, a.cfg.Metrics.Address, a.metrics, a.log); return nil })
 	}
 	if a.control != nil {
 		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics, largest: newLargest(a.observer).find, decisions: a.decisions})

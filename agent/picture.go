@@ -508,7 +508,7 @@ func podsOn(o observation, figures map[index.Key]index.PartView) []ephemeral.Pod
 				}
 				plugin, name, _ := strings.Cut(key.Part, "/")
 				p.Volumes = append(p.Volumes, ephemeral.VolumeUse{
-					Counted: plugin == owners.PluginEmptyDir || plugin == owners.PluginConfigMap, Use: whole(key), Name: name,
+					Counted: plugin == owners.PluginEmptyDir || plugin == owners.PluginConfigMap, Use: whole(key), Name: name, EmptyDir: plugin == owners.PluginEmptyDir,
 				})
 			}
 		}

@@ -62,6 +62,8 @@ type Config struct {
 	Memory Memory
 	// Log is how cleave's log looks.
 	Log Log
+	// Metrics says where metrics are served besides the control socket.
+	Metrics Metrics
 	// CRIO is about mode crio only.
 	CRIO CRIO
 	// Reclaim says whether cleave frees space and evicts by itself.
@@ -192,6 +194,14 @@ type Log struct {
 	// Format is json, one object per line, or console, for people.
 	// Default: json.
 	Format string
+}
+
+// Metrics says where metrics are served besides the control socket.
+type Metrics struct {
+	// Address is a network address for Prometheus: IP:port, as 127.0.0.1:9753 or
+	// [::1]:9753; 0.0.0.0 is all of this node's. Whoever reaches it can read the
+	// metrics, without a password. Empty means none. Default: empty.
+	Address string
 }
 
 // Limits are how much what a container writes may take. The kernel holds to them:

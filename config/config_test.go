@@ -78,7 +78,7 @@ func TestEveryFieldIsInTheSchema(t *testing.T) {
 	c.Filesystems.ImageFS, c.Filesystems.ContainerFS = "/images", "/layers"
 	c.Snapshotter.ImageRoot, c.Snapshotter.ContainerRoot = "/images", "/layers"
 	c.Limits.WritableLayerBytes = 1 << 30
-	c.Reclaim.EvictBy = EvictStandalone
+	c.Metrics.Address, c.Reclaim.EvictBy = "[::1]:9753", EvictStandalone
 	text, err := c.YAML()
 	if err != nil {
 		t.Fatal(err)
@@ -135,6 +135,8 @@ memory:
 log:
     level: info
     format: json
+metrics:
+    address: ""
 limits:
     writableLayer: 0
     fromPods: false
@@ -237,7 +239,7 @@ func TestParseFaults(t *testing.T) {
 		{"unknown key, letter case", "version: 1\nstatedir: /x\n", []string{`c.yaml:2:1: statedir: unknown key; did you mean "stateDir"?`}},
 		{"unknown key, of another section", "version: 1\nendpoint: /x\n", []string{`c.yaml:2:1: endpoint: unknown key; there is runtime.endpoint, listen.endpoint, control.endpoint, snapshotter.endpoint`}},
 		{"unknown key, unlike any", "version: 1\nlog: {colour: red}\n", []string{`c.yaml:2:7: log.colour: unknown key; log has level, format`}},
-		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, kube, stateDir, filesystems, measure, memory, log, limits, snapshotter`}},
+		{"unknown key, strange", "version: 1\n\"a\\nb\": 1\n", []string{`c.yaml:2:1: "a\nb": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, kube, stateDir, filesystems, measure, memory, log, metrics, limits, snapshotter`}},
 		{"key twice", "version: 1\nmode: cri\nmode: cri\n", []string{"c.yaml:3:1: mode: is given twice, first on line 2"}},
 		{"section twice", "version: 1\nlog: {level: info}\nlog: {format: json}\n", []string{"c.yaml:3:1: log: is given twice, first on line 2"}},
 		{"number for text", "version: 1\nruntime:\n  namespace: 5\n", []string{`c.yaml:3:14: runtime.namespace: must be text, not "5": put it in quotes if it is meant so`}},
@@ -359,7 +361,7 @@ func TestParseFaults(t *testing.T) {
 			"c.yaml:4:10: control: anchors and aliases (& and *) are not supported",
 		}},
 		{"merge key", "version: 1\n<<: {mode: cri}\n", []string{
-			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, kube, stateDir, filesystems, measure, memory, log, limits, snapshotter`,
+			`c.yaml:2:1: "<<": unknown key; the file has version, mode, runtime, listen, control, crio, reclaim, kube, stateDir, filesystems, measure, memory, log, metrics, limits, snapshotter`,
 		}},
 		{"tag", "version: 1\nmode: !!str cri\n", []string{"c.yaml:2:7: mode: tags (!) are not supported"}},
 		{"list as a key", "version: 1\n? [a]\n: b\n", []string{"c.yaml:2:3: a key must be a name, not a list"}},

@@ -80,6 +80,9 @@ func schema(c *Config) section {
 			{key: "level", value: textValue{&c.Log.Level}},
 			{key: "format", value: textValue{&c.Log.Format}},
 		}},
+		{key: "metrics", sub: section{
+			{key: "address", value: textValue{&c.Metrics.Address}},
+		}},
 		{key: "limits", sub: section{
 			{key: "writableLayer", value: bytesValue{&c.Limits.WritableLayerBytes}},
 			{key: "fromPods", value: boolValue{&c.Limits.FromPods}},

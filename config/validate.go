@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"path"
 	"regexp"
 	"slices"
@@ -138,6 +139,11 @@ func (c Config) faults() Faults {
 	}
 	if l := c.Memory.LimitBytes; l != 0 && l < minMemoryBytes {
 		fault("memory.limit", "must be at least %s, or 0 for no limit, not %s", strict.FormatBytes(minMemoryBytes), strict.FormatBytes(l))
+	}
+	if at := c.Metrics.Address; at != "" {
+		if a, err := netip.ParseAddrPort(at); err != nil || a.Port() == 0 {
+			fault("metrics.address", "%s: want an IP address and a port, as 127.0.0.1:9753", strict.Shown(at))
+		}
 	}
 	if message := oneOf(string(c.Reclaim.EvictBy), string(EvictByKubernetes), string(EvictStandalone)); message != "" {
 		fault("reclaim.evictBy", "%s", message)

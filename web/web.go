@@ -5,20 +5,16 @@
 package web
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
-
-// Values are what the metrics show at one moment.
-type Values struct {
-	// Version is cleave's own.
-	Version string
-	// Kubelet is about the kubelet in mode crio, nil in other modes.
-	Kubelet *Kubelet
-}
 
 // Kubelet is how a kubelet in mode crio sees the disks.
 type Kubelet struct {
@@ -30,66 +26,6 @@ type Kubelet struct {
 	Problems int
 	// Unmeasured is how many containers it does not measure until they are created anew.
 	Unmeasured int
-}
-
-// metric is one metric, what it means, and how it is got.
-type metric struct {
-	description *prometheus.Desc
-	name, help  string
-	labels      []string
-	collect     func(v Values, put func(value float64, labels ...string))
-}
-
-// metrics are all of them, in the order of their names.
-func metrics() []metric {
-	ofKubelet := func(value func(Kubelet) (float64, bool)) func(Values, func(float64, ...string)) {
-		return func(v Values, put func(float64, ...string)) {
-			if v.Kubelet == nil {
-				return
-			}
-			if x, ok := value(*v.Kubelet); ok {
-				put(x)
-			}
-		}
-	}
-	all := []metric{
-		{
-			name: "cleave_build_info", help: "Always 1; the label is cleave's version.", labels: []string{"version"},
-			collect: func(v Values, put func(float64, ...string)) { put(1, v.Version) },
-		},
-		{
-			name: "cleave_kubelet_problems", help: "In mode crio: how many things keep the kubelet from seeing the disks as they are. cleave status names them.",
-			collect: ofKubelet(func(k Kubelet) (float64, bool) { return float64(k.Problems), true }),
-		},
-		{
-			name: "cleave_kubelet_summary_right", help: "In mode crio: 1 if the kubelet's summary has the disks as they are, 0 if not; missing while that is not known.",
-			collect: ofKubelet(func(k Kubelet) (float64, bool) {
-				if k.SummaryRight == nil {
-					return 0, false
-				}
-				return truth(*k.SummaryRight), true
-			}),
-		},
-		{
-			name: "cleave_kubelet_told_split", help: "In mode crio: 1 if the kubelet was told that images and containers are on two disks, 0 if of one.",
-			collect: ofKubelet(func(k Kubelet) (float64, bool) { return truth(k.Split), true }),
-		},
-		{
-			name: "cleave_kubelet_unmeasured_containers", help: "In mode crio: containers that the kubelet does not measure until they are created anew.",
-			collect: ofKubelet(func(k Kubelet) (float64, bool) { return float64(k.Unmeasured), true }),
-		},
-	}
-	for i := range all {
-		all[i].description = prometheus.NewDesc(all[i].name, all[i].help, all[i].labels, nil)
-	}
-	return all
-}
-
-func truth(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // collector asks for the values anew each time.
@@ -111,15 +47,37 @@ func (c collector) Describe(to chan<- *prometheus.Desc) {
 func (c collector) Collect(to chan<- prometheus.Metric) {
 	v := c.values()
 	for _, m := range c.metrics {
-		m.collect(v, func(value float64, labels ...string) {
-			got, err := prometheus.NewConstMetric(m.description, prometheus.GaugeValue, value, labels...)
+		put := func(got prometheus.Metric, err error) {
 			if err != nil {
 				got = prometheus.NewInvalidMetric(m.description, err)
 			}
 			to <- got
+		}
+		value := prometheus.GaugeValue
+		if m.kind == counter {
+			value = prometheus.CounterValue
+		}
+		m.collect(&v, putter{
+			value: func(x float64, labels ...string) {
+				put(prometheus.NewConstMetric(m.description, value, x, valid(labels)...))
+			},
+			histogram: func(count uint64, sum float64, buckets map[float64]uint64, labels ...string) {
+				put(prometheus.NewConstHistogram(m.description, count, sum, buckets, valid(labels)...))
+			},
 		})
 	}
 }
+
+// valid makes text of labels, as one that is none would spoil all metrics. Names in Kubernetes are text; paths need not be.
+func valid(labels []string) []string {
+	for i, l := range labels {
+		labels[i] = strings.ToValidUTF8(l, "\ufffd")
+	}
+	return labels
+}
+
+// scrapesAtOnce is how many answers are made at a time; who is one more is told to come again.
+const scrapesAtOnce = 2
 
 // Metrics answers with the metrics of what values returns, which is called for each answer and must not block. One registry of its
 // own: nothing that a library registers by itself gets into it.
@@ -128,5 +86,65 @@ func Metrics(values func() Values) (http.Handler, error) {
 	if err := registry.Register(collector{metrics(), values}); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), nil
+	// What can be shown is shown when one value can't.
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: scrapesAtOnce}), nil
+}
+
+// serveTimeout bounds how long somebody who asks over the network may take for anything.
+const serveTimeout = 10 * time.Second
+
+// Server answers with metrics, and with nothing else, to whoever may connect.
+func Server(metrics http.Handler) *http.Server {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", metrics)
+	return &http.Server{
+		Handler: mux, ReadHeaderTimeout: serveTimeout, ReadTimeout: serveTimeout, WriteTimeout: serveTimeout, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10,
+	}
+}
+
+// Document writes the table of all metrics, as docs/metrics.md has it.
+func Document(w io.Writer) error {
+	lines := []string{"| metric | kind | labels | meaning |", "| --- | --- | --- | --- |"}
+	for _, m := range metrics() {
+		labels := "–"
+		if len(m.labels) > 0 {
+			labels = "`" + strings.Join(m.labels, "`, `") + "`"
+		}
+		lines = append(lines, fmt.Sprintf("| `%s` | %s | %s | %s |", m.name, m.kind, labels, m.help))
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
+	return err
+}
+
+// Names are those of all metrics, as queries name them: of a histogram those of its three series.
+func Names() (names []string) {
+	for _, m := range metrics() {
+		if m.kind != histogram {
+			names = append(names, m.name)
+			continue
+		}
+		for _, suffix := range []string{"_bucket", "_count", "_sum"} {
+			names = append(names, m.name+suffix)
+		}
+	}
+	return names
+}
+
+// errNone is for values that say nothing.
+var errNone = errors.New("there is no such metric")
+
+// LabelsOf are the labels that a name has, as [Names] gives it.
+func LabelsOf(name string) ([]string, error) {
+	for _, m := range metrics() {
+		switch {
+		case m.name == name:
+			return m.labels, nil
+		case m.kind == histogram && name == m.name+"_bucket":
+			return append([]string{"le"}, m.labels...), nil
+		case m.kind == histogram && (name == m.name+"_count" || name == m.name+"_sum"):
+			return m.labels, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %s", errNone, name)
 }

@@ -106,6 +106,8 @@ type VolumeUse struct {
 	Use     *Use
 	// Name is the volume's in the pod.
 	Name string
+	// EmptyDir says that it is one, and on disk.
+	EmptyDir bool
 }
 
 // Usage is a pod's local storage.

@@ -566,6 +566,9 @@ func (k *Keeper) left(d departure) {
 		k.notBefore = time.Now().Add(min(pause, lastPause))
 		k.state.Gone = slices.DeleteFunc(slices.Clone(k.state.Gone), func(g engine.Departure) bool { return g.UID == d.uid })
 		k.parts.Log.Error("a pod that was evicted stays", zap.String("uid", d.uid), zap.Error(d.err))
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		k.status.Counts.EvictionsFailed++
 		return
 	}
 	k.failures = 0

@@ -1,7 +1,9 @@
 package keeper
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -33,6 +35,8 @@ type Status struct {
 	Problem string `json:"problem,omitempty"`
 	// Notes are the last things that did not free what was expected, with who holds it as far as that is known; newest last.
 	Notes []Note `json:"notes,omitempty"`
+	// Coming are the hard thresholds that will be met within a day at the present speed, soonest first.
+	Coming []engine.Coming `json:"coming,omitempty"`
 	// Counts since the start.
 	Counts Counts `json:"counts"`
 	// Last is the last pass in which something was done or decided anew; nil before that.
@@ -64,20 +68,84 @@ func (s Status) noted(step record.Step) Status {
 type Counts struct {
 	Passes, Acted, Deleted, Evicted int64
 	ExpectedBytes, GainedBytes      int64
+	// EvictionsFailed counts pods that were told to go and stay.
+	EvictionsFailed int64
+	// Outcomes count passes by what they came to, Causes pods that were told to go by why. Neither is changed once it is given out.
+	Outcomes map[engine.Outcome]int64
+	Causes   map[engine.Cause]int64
+	// Rules count deletions by kind and rule, in that order; the same holds for it.
+	Rules []RuleCount
+}
+
+// RuleCount counts what was deleted of one kind by one rule.
+type RuleCount struct {
+	Kind engine.Reclaim
+	Rule string
+	// Failed are still there.
+	Deleted, Failed            int64
+	ExpectedBytes, GainedBytes int64
 }
 
 // add counts what came of a step.
 func (c *Counts) add(step record.Step) {
 	for _, i := range step.Items {
+		if i.ActualBytes == nil && i.Error == "" {
+			continue
+		}
+		rule := c.rule(step.Kind, i.Rule)
+		if i.Error != "" {
+			rule.Failed++
+		}
 		if i.ActualBytes == nil {
 			continue
 		}
 		c.Deleted++
+		rule.Deleted++
 		c.GainedBytes += *i.ActualBytes
+		rule.GainedBytes += max(0, *i.ActualBytes)
 		if i.ExpectedBytes != nil {
 			c.ExpectedBytes += *i.ExpectedBytes
+			rule.ExpectedBytes += *i.ExpectedBytes
 		}
 	}
+}
+
+// rule is the count of a kind and rule, in a list that nobody else has.
+func (c *Counts) rule(kind engine.Reclaim, rule string) *RuleCount {
+	c.Rules = slices.Clone(c.Rules)
+	at, there := slices.BinarySearchFunc(c.Rules, RuleCount{Kind: kind, Rule: rule}, func(a, b RuleCount) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Rule, b.Rule))
+	})
+	if !there {
+		c.Rules = slices.Insert(c.Rules, at, RuleCount{Kind: kind, Rule: rule})
+	}
+	return &c.Rules[at]
+}
+
+// plus is a map of counts with one more.
+func plus[K comparable](m map[K]int64, key K) map[K]int64 {
+	m = maps.Clone(m)
+	if m == nil {
+		m = map[K]int64{}
+	}
+	m[key]++
+	return m
+}
+
+// forecastFor is how far ahead it is told what will be short.
+const forecastFor = 24 * time.Hour
+
+// causeOf is why a pod goes.
+func causeOf(d engine.Decision, uid string) engine.Cause {
+	for _, e := range slices.Concat(d.Limits, d.Further) {
+		if e.UID == uid {
+			return e.Cause
+		}
+	}
+	if d.Victim != nil && d.Victim.UID == uid {
+		return d.Victim.Cause
+	}
+	return engine.Cause(d.Threshold.Signal)
 }
 
 // tidied counts, tells and records what came of a collection. asked says that somebody asked for it.
@@ -147,8 +215,16 @@ func (k *Keeper) note(setup Setup, in engine.Input, r record.Record, acted bool)
 	for uid := range k.leaving {
 		s.Leaving = append(s.Leaving, uid)
 	}
+	s.Coming = nil
+	if in.Summary != nil {
+		s.Coming = setup.Config.Coming(k.state.Trend, k.state, in.Summary.Observe(), in.Now, forecastFor)
+	}
 	s.Counts.Passes++
+	s.Counts.Outcomes = plus(s.Counts.Outcomes, d.Outcome)
 	s.Counts.Evicted += int64(len(r.Evicted))
+	for _, e := range r.Evicted {
+		s.Counts.Causes = plus(s.Counts.Causes, causeOf(d, e.UID))
+	}
 	for _, step := range r.Steps {
 		s.Counts.add(step)
 		s = s.noted(step)

@@ -39,8 +39,21 @@ func connected(ctx context.Context, cfg config.Config, do func(context.Context, 
 
 // picture reads and measures the store once.
 func picture(ctx context.Context, conn grpc.ClientConnInterface) (*inventory.Picture, []error, error) {
-	read := func(ctx context.Context) (*inventory.Contents, error) { return snapshot.ReadContents(ctx, conn) }
-	return Picture(ctx, read, NewMeasurer(conn))
+	return NewMeasurer(conn).picture(ctx)
+}
+
+// Images reads the store and lists its images. What was measured before is not measured again.
+func (m *Measurer) Images(ctx context.Context) (Images, error) {
+	p, problems, err := m.picture(ctx)
+	if err != nil {
+		return Images{}, err
+	}
+	return imagesOf(p, problems), nil
+}
+
+func (m *Measurer) picture(ctx context.Context) (*inventory.Picture, []error, error) {
+	read := func(ctx context.Context) (*inventory.Contents, error) { return snapshot.ReadContents(ctx, m.conn) }
+	return Picture(ctx, read, m)
 }
 
 // Picture makes a picture of what read reads. What could not be measured is unknown

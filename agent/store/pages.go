@@ -35,6 +35,9 @@ func sumOf(a inventory.Amount) Sum {
 	return s
 }
 
+// TotalBytes is what it takes on all filesystems together, as far as that is known.
+func (s Sum) TotalBytes() int64 { return s.bytes() }
+
 func (s Sum) bytes() (sum int64) {
 	for _, t := range s.Filesystems {
 		sum += t.Bytes
