@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/cleave-cri/cleave/agent/ephemeral"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/kube/report"
 	"github.com/cleave-cri/cleave/lab/kube"
@@ -192,6 +193,15 @@ func TestANodeThatIsFullTakesNoPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, "the conditions say that there is room", func() error { return c.conditions(ctx, corev1.ConditionFalse, corev1.ConditionFalse) })
+	eventually(ctx, t, "cleave knows what the innocent has", func() error {
+		s, err := c.node.Cleave.Status(ctx)
+		if err == nil && !slices.ContainsFunc(s.Pods, func(u ephemeral.Usage) bool {
+			return u.Name == "innocent" && u.Kubelet != nil && u.Kubelet.Bytes >= 100<<20
+		}) {
+			err = fmt.Errorf("it knows %+v", s.Pods)
+		}
+		return err
+	})
 	disk := c.node.Disks[diskContainers].Path()
 	var fs unix.Statfs_t
 	if err := unix.Statfs(disk, &fs); err != nil {
