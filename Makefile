@@ -131,6 +131,12 @@ test-handover: deps ## 10 000 calls across 20 handovers, and across 20 kills, wi
 	@mkdir -p $(RESULTS)
 	@CLEAVE_HANDOVERS=long $(call gotestsum,handover,standard-verbose) -timeout 30m -count=1 -run '^Test(HandoverLosesNothing|KillLosesOnlyWhatIsInFlight)$$' ./integration
 
+.PHONY: test-kube
+test-kube: ## What cleave asks of a real API server, with the server away for a minute (root; 3 minutes)
+	@$(TOOLCHAIN) get kube-apiserver etcd >/dev/null
+	@mkdir -p $(RESULTS)
+	@CLEAVE_KUBE=long $(call gotestsum,kube,standard-verbose) -timeout 20m -count=1 -parallel 4 ./integration/kube
+
 .PHONY: test-crio
 test-crio: deps ## Mode crio with a real kubelet and API server, the long runs too (root; some 15 minutes)
 	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
@@ -296,6 +302,17 @@ bench-crio: deps ## What the kubelet and cleave take of a core with 30 idle pods
 	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
 	@echo "bench-crio: three nodes with 30 idle pods, each measured for $(BENCHTIME)"
 	@CLEAVE_BENCH_CRIO=$(BENCHTIME) go test -count=1 -timeout 90m -v -run '^TestBenchCRIO$$' ./integration/crio | awk ' \
+	  /^BENCH / { print; lines++ } { all = all $$0 "\n" } \
+	  END { if (!lines) { printf "%s", all > "/dev/stderr"; exit 1 } }'
+
+# How many evictions are measured; cleave evicts at most 30 in an hour.
+EVICTIONS ?= 10
+
+.PHONY: bench-evict
+bench-evict: deps ## How long it takes from crossing a threshold to the eviction call, of EVICTIONS=10 (root; 3 minutes)
+	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
+	@echo "bench-evict: a node in mode cri on which a pod fills the disk, $(EVICTIONS) times"
+	@CLEAVE_BENCH_EVICT=$(EVICTIONS) go test -count=1 -timeout 60m -v -run '^TestBenchEvict$$' ./integration/crio | awk ' \
 	  /^BENCH / { print; lines++ } { all = all $$0 "\n" } \
 	  END { if (!lines) { printf "%s", all > "/dev/stderr"; exit 1 } }'
 

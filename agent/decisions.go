@@ -41,6 +41,8 @@ import (
 const (
 	// kubeletEvery is how often it is looked for the kubelet and its settings.
 	kubeletEvery = 10 * time.Second
+	// kubeletEarly is how often while none is known in the first minute: at a node's start the kubelet comes after cleave.
+	kubeletEarly = time.Second
 	// saveEvery is how often it is written down which images were seen and named.
 	saveEvery = 30 * time.Second
 	// imagesEvery is how often images are looked at while their disk is not short: to know when each was used last.
@@ -220,10 +222,9 @@ func (d *decisions) takeOver(ctx context.Context) bool {
 
 // keepUp finds the kubelet and the API server, opens the recorder, and writes down what is remembered, now and then until ctx ends.
 func (d *decisions) keepUp(ctx context.Context, parts *sync.WaitGroup) {
-	look, save := time.NewTicker(kubeletEvery), time.NewTicker(saveEvery)
-	defer look.Stop()
+	save := time.NewTicker(saveEvery)
 	defer save.Stop()
-	said := ""
+	said, early := "", time.Now().Add(time.Minute)
 	for {
 		problem := ""
 		recorder := d.openRecorder()
@@ -237,10 +238,14 @@ func (d *decisions) keepUp(ctx context.Context, parts *sync.WaitGroup) {
 			d.log.Warn("not all that decisions need is there", zap.String("problem", problem))
 		}
 		said = problem
+		rest := kubeletEvery
+		if d.kubelet.Load() == nil && time.Now().Before(early) {
+			rest = kubeletEarly
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-look.C:
+		case <-time.After(rest):
 		case <-save.C:
 			if err := d.save(false); err != nil {
 				d.log.Warn("which images were seen and named is not written down", zap.Error(err))

@@ -48,6 +48,8 @@ type options struct {
 	cleave func(*config.Config)
 	// account has cleave ask the API server with an identity that is not the kubelet's.
 	account bool
+	// audit has the API server note every request.
+	audit bool
 }
 
 // programs are the paths of what a node is made of.
@@ -91,7 +93,7 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 		return err
 	}
 	at := func(name string) string { return filepath.Join(run.Dir(), name) }
-	c.plane, err = kube.StartControlPlane(ctx, kube.ControlPlaneOptions{Dir: at("plane"), Etcd: p.etcd, APIServer: p.apiserver, Env: run.Env()})
+	c.plane, err = kube.StartControlPlane(ctx, kube.ControlPlaneOptions{Dir: at("plane"), Etcd: p.etcd, APIServer: p.apiserver, Env: run.Env(), Audit: o.audit})
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,7 @@ func run(m *testing.M) int {
 			tags = []string{"unproved"} // see config/kubelet
 		}
 		// With the race detector it takes a multiple of the time.
-		binary, err := node.BuildCleave(ctx, dir, os.Getenv(benchEnv) == "", tags...)
+		binary, err := node.BuildCleave(ctx, dir, os.Getenv(benchEnv)+os.Getenv(evictBenchEnv) == "", tags...)
 		if err != nil {
 			return err
 		}
