@@ -402,24 +402,26 @@ func allocate(file string, bytes int64) error {
 // Fill takes all that is left of a filesystem, and keeps it.
 func (s *Stage) Fill(filesystem string) error {
 	path := s.Node.Disks[filesystem].Path()
-	for i := range 1000 {
-		var st syscall.Statfs_t
-		if err := syscall.Statfs(path, &st); err != nil {
-			return fmt.Errorf("fill filesystem %s: %w", filesystem, err)
-		}
-		left := int64(st.Bavail) * st.Bsize //nolint:gosec // of a small disk
-		if left < 64<<10 {
-			return nil
-		}
-		// What a file needs besides its bytes has to fit too.
-		for ; left >= st.Bsize; left /= 2 {
-			err := allocate(filepath.Join(path, fmt.Sprintf("full-%d", i)), left)
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, syscall.ENOSPC) {
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(path, &st); err != nil {
+		return fmt.Errorf("fill filesystem %s: %w", filesystem, err)
+	}
+	// As much as is left now: what comes free meanwhile is not taken again. A file needs
+	// something besides its bytes, so pieces get smaller.
+	left := int64(st.Bavail) * st.Bsize //nolint:gosec // of a small disk
+	for piece, i := left, 0; piece >= st.Bsize && left >= st.Bsize; i++ {
+		file := filepath.Join(path, fmt.Sprintf("full-%d", i))
+		err := allocate(file, min(piece, left))
+		switch {
+		case err == nil:
+			left -= min(piece, left)
+		case errors.Is(err, syscall.ENOSPC):
+			piece /= 2
+			if err := os.Remove(file); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return fmt.Errorf("fill filesystem %s: %w", filesystem, err)
 			}
+		default:
+			return fmt.Errorf("fill filesystem %s: %w", filesystem, err)
 		}
 	}
 	return nil
