@@ -2,7 +2,7 @@
 // fixed size, whose space is taken when it is made, so that keeping them needs none: evictions take place on full disks. Its slots
 // are written in turn, over the oldest. Logs may hold secrets: the file is root's alone.
 //
-// It imports reclaim/slotfile of this module; only agent may import it.
+// It imports agent/page and reclaim/slotfile of this module; agent and cmd may import it.
 package lastlogs
 
 import (
@@ -14,12 +14,15 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent/page"
 	"github.com/cleave-cri/cleave/reclaim/slotfile"
 )
 
@@ -194,4 +197,51 @@ func Read(f io.ReaderAt) (out []Log, _ error) {
 		out = append(out, n.log)
 	}
 	return out, err
+}
+
+// Logs are logs that were kept, the oldest first.
+type Logs []Shown
+
+// Shown is a log for people and programs.
+type Shown struct {
+	Log
+	// Lines is its text as it is, with what is no UTF-8 replaced.
+	Lines string `json:"text"`
+}
+
+// ReadFile reads the logs of a file. since leaves out what is older; with a pod's name, "name" or "namespace/name", or its UID, there
+// are only those of that one.
+func ReadFile(path string, since time.Time, pod string) (out Logs, _ error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: no logs are kept; reclaim.keepLogs keeps those of pods that are evicted from then on", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	list, err := Read(f)
+	for _, l := range list {
+		if !l.At.Before(since) && (pod == "" || pod == l.UID || pod == l.Pod || pod == l.Namespace+"/"+l.Pod) {
+			out = append(out, Shown{Log: l, Lines: strings.ToValidUTF8(string(l.Text), "\ufffd")})
+		}
+	}
+	return out, errors.Join(err, f.Close())
+}
+
+// WriteText prints logs for people. Each line is written as [page.Name] writes it, so that no log changes the terminal.
+func (logs Logs) WriteText(w io.Writer, _ time.Time) error {
+	out := page.NewWriter(w)
+	if len(logs) == 0 {
+		out.Printf("No log is kept for that.\n")
+	}
+	for i, l := range logs {
+		if i > 0 {
+			out.Printf("\n")
+		}
+		out.Printf("%s, container %s of %s/%s (%s), the last %d bytes of %d:\n", l.At.UTC().Format(time.RFC3339), l.Container, l.Namespace, l.Pod, l.UID, len(l.Text), l.SizeBytes)
+		for line := range strings.Lines(string(l.Text)) {
+			out.Printf("  %s\n", page.Name(strings.TrimSuffix(line, "\n")))
+		}
+	}
+	return out.Err()
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -147,4 +148,27 @@ func FuzzRead(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Logs are shown as they were, and change no terminal.
+func TestShown(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), FileName)
+	k := open(t, path)
+	keep(t, k, "web", []byte("first\n\x1b[2Jsecond\xff\n"))
+	keep(t, k, "db", []byte("other"))
+	logs, err := ReadFile(path, time.Time{}, "default/web")
+	if err != nil || len(logs) != 1 || logs[0].Lines != "first\n\x1b[2Jsecond\ufffd\n" {
+		t.Fatalf("%+v, %v", logs, err)
+	}
+	var text strings.Builder
+	if err := logs.WriteText(&text, time.Now()); err != nil || !strings.Contains(text.String(), "  first\n  \\x1b[2Jsecond\\xff\n") {
+		t.Errorf("%v:\n%q", err, text.String())
+	}
+	if late, err := ReadFile(path, time.Unix(2000, 0), ""); err != nil || len(late) > 0 {
+		t.Errorf("older ones: %+v, %v", late, err)
+	}
+	if _, err := ReadFile(filepath.Join(t.TempDir(), "none"), time.Time{}, ""); err == nil || !strings.Contains(err.Error(), "reclaim.keepLogs") {
+		t.Errorf("got %v", err)
+	}
 }

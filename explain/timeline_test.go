@@ -1,0 +1,115 @@
+package explain
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/record"
+)
+
+// day is a day's records: a collection, and a pass in which too little could be deleted and a pod went.
+func day(t *testing.T) (file string, noon time.Time) {
+	t.Helper()
+	noon = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	bytes := func(n int64) *int64 { return &n }
+	records := []record.Record{
+		{
+			Format: record.Format, Engine: engine.Version, Decider: "cleave", Input: engine.Input{Now: noon.Add(-time.Hour)}, Collection: &record.Collection{Name: "unused images", Asked: true},
+			Steps: []record.Step{{Kind: engine.UnusedImages, Items: []record.Item{{ID: "a", Rule: "GAP-25", ExpectedBytes: bytes(2 << 20), ActualBytes: bytes(1 << 20)}, {ID: "b", Rule: "GAP-25", Error: "it is in use"}}}},
+		},
+		{
+			Format: record.Format, Engine: engine.Version, Decider: "cleave",
+			Input:    engine.Input{Now: noon, Pods: []engine.Pod{{UID: "u1", Namespace: "shop", Name: "web"}}},
+			Decision: engine.Decision{Outcome: engine.Pressure, Threshold: engine.Threshold{Signal: engine.NodeFSAvailable}, Victim: &engine.Eviction{UID: "u1", Namespace: "shop", Name: "web", Cause: "nodefs.available"}},
+			Steps:    []record.Step{{Kind: engine.DeadContainers}},
+			Evicted:  []record.Evicted{{UID: "u1", At: noon.Add(time.Second), ExpectedBytes: bytes(3 << 30)}, {UID: "u9", At: noon.Add(2 * time.Second)}},
+		},
+	}
+	var text []byte
+	for _, r := range records {
+		var err error
+		if text, err = record.Append(text, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file = filepath.Join(t.TempDir(), "records")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file, noon
+}
+
+func TestTimeline(t *testing.T) {
+	t.Parallel()
+	file, noon := day(t)
+	all, err := ReadTimeline(file, time.Time{}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	if err := all.WriteText(&got, noon); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"2026-05-01T11:00:00Z  collected  unused images, because somebody asked\n",
+		"                      reclaimed  " + string(engine.UnusedImages) + ": 1 of 2 gone, 1.0Mi freed, 2.0Mi expected, 1 could not go\n",
+		"2026-05-01T12:00:00Z  pressure   nodefs.available",
+		"                      reclaimed  " + string(engine.DeadContainers) + ": nothing could go\n",
+		"2026-05-01T12:00:01Z  evicted    shop/web by nodefs.available, had 3.0Gi there\n",
+		"2026-05-01T12:00:02Z  evicted    u9 by nodefs.available\n",
+	} {
+		if !strings.Contains(got.String(), want) {
+			t.Errorf("%q is missing:\n%s", want, got.String())
+		}
+	}
+	for _, tc := range []struct {
+		name  string
+		since time.Time
+		pod   string
+		want  []string
+	}{
+		{"since", noon, "", []string{"pressure", "reclaimed", "evicted", "evicted"}},
+		{"pod", time.Time{}, "web", []string{"evicted"}}, {"pod in a namespace", time.Time{}, "shop/web", []string{"evicted"}}, {"UID", time.Time{}, "u9", []string{"evicted"}},
+		{"part of a name", time.Time{}, "eb", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			part, err := ReadTimeline(file, tc.since, tc.pod)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, e := range part.Events {
+				got = append(got, e.What)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A file that ends within a record tells so; one that is not there says what to do.
+func TestTimelineOfOddFiles(t *testing.T) {
+	t.Parallel()
+	file, _ := day(t)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, text[:len(text)-20], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ReadTimeline(file, time.Time{}, ""); err != nil || !strings.Contains(got.Note, "not whole") || len(got.Events) != 2 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if _, err := ReadTimeline(filepath.Join(t.TempDir(), "none"), time.Time{}, ""); err == nil || !strings.Contains(err.Error(), "reclaim.enabled") {
+		t.Errorf("got %v", err)
+	}
+}
