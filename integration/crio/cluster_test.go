@@ -46,6 +46,8 @@ type options struct {
 	containerd cell.Containerd
 	// cleave changes cleave's configuration; nil means no change.
 	cleave func(*config.Config)
+	// containersBytes is the size of the disk of writable layers; 0 means 2 GiB.
+	containersBytes int64
 	// account has cleave ask the API server with an identity that is not the kubelet's.
 	account bool
 	// audit has the API server note every request.
@@ -107,7 +109,7 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 		Cleave: os.Getenv(cleaveEnv),
 		Disks: []disk.Spec{
 			{Name: diskImages, FS: disk.Ext4, SizeBytes: 1 << 30},
-			{Name: diskContainers, FS: disk.Ext4, SizeBytes: 2 << 30},
+			{Name: diskContainers, FS: disk.Ext4, SizeBytes: cmp.Or(o.containersBytes, 2<<30)},
 		},
 		Configure: func(cfg *config.Config, disks map[string]*disk.Disk) {
 			cfg.Mode = cmp.Or(o.mode, config.ModeCRIO)

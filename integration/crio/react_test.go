@@ -59,10 +59,13 @@ func TestKSS24_CleaveEvictsTheFiller(t *testing.T) {
 	}
 }
 
-// evictsTheFiller fails the test unless cleave evicts the writer, before the kubelet evicts anybody, and nobody else goes.
+// evictsTheFiller fails the test unless cleave evicts the writer, before the kubelet evicts anybody, and nobody else goes. The disk has
+// 20 GiB (sparse), of which 18.5 are there at the start: so cleave's margin of 2 % is 400 MiB, some seconds of the fast writer, in
+// which cleave has to know who writes and have the pod ended. On a disk of 2 GiB it would be 40 MiB, less than one burst of that
+// writer, and the kubelet, which looks each 10 s and believes figures of a minute ago, would now and then be first and wrong.
 func evictsTheFiller(t *testing.T, mode config.Mode, rate int) {
 	t.Helper()
-	c := start(t, options{mode: mode, settings: eviction(map[string]string{"nodefs.available": "30%"}), cleave: func(cfg *config.Config) {
+	c := start(t, options{mode: mode, settings: eviction(map[string]string{"nodefs.available": "17.5Gi"}), containersBytes: 20 << 30, cleave: func(cfg *config.Config) {
 		cfg.Reclaim.Enabled, cfg.Reclaim.Evict = true, true
 		cfg.Kube.Events, cfg.Kube.Conditions = true, true
 	}})
