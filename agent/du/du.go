@@ -283,7 +283,8 @@ func lookAt(ctx context.Context, r Request, p Place) step {
 		order = walk.ByInodes
 	}
 	got, err := walk.FindLargest(ctx, p.Path, walk.Options{EntriesPerSecond: r.EntriesPerSecond, Without: p.Without}, order, r.Most)
-	f := &Found{What: p.What, Container: p.Container, Path: page.Name(p.Path), Bytes: got.Bytes, Inodes: got.Inodes, Partial: got.Partial}
+	// Folders are named by whoever may make them there, as pods that mount the logs of all.
+	f := &Found{What: page.Name(p.What), Container: page.Name(p.Container), Path: page.Name(p.Path), Bytes: got.Bytes, Inodes: got.Inodes, Partial: got.Partial}
 	if errors.Is(err, fs.ErrNotExist) {
 		f.Gone, f.Partial = true, false
 		return step{found: f}

@@ -70,7 +70,7 @@ func TestSearch(t *testing.T) {
 	report, err := s.Search(t.Context(), settled(t, Request{Pod: "web"}), Report{Namespace: "default", Pod: "web", UID: "u"}, []Place{
 		{What: "writable layer", Container: "c", Path: filepath.Join(dir, "layer")},
 		{What: "volume cache", Path: filepath.Join(dir, "volume"), Without: []string{filepath.Join(dir, "volume", "inner")}},
-		{What: "logs", Container: "c", Path: filepath.Join(dir, "none")},
+		{What: "logs", Container: "c\x1b[2J\xff", Path: filepath.Join(dir, "none")},
 	}, func(context.Context) ([]OpenFile, error) {
 		return []OpenFile{{Container: "c", Name: "/tmp/x\ny", PID: 7, Bytes: 1 << 30, Device: "8:1"}}, nil
 	})
@@ -86,7 +86,7 @@ func TestSearch(t *testing.T) {
 	if f := report.Places[1].Files; len(f) != 1 || f[0].Path != `/a\xff\x1b[2J` {
 		t.Errorf("volume: %+v", report.Places[1])
 	}
-	if !report.Places[2].Gone {
+	if !report.Places[2].Gone || report.Places[2].Container != `c\x1b[2J\xff` {
 		t.Errorf("logs that are gone: %+v", report.Places[2])
 	}
 	var text strings.Builder
