@@ -24,6 +24,8 @@ const (
 	tellEvery = time.Minute
 	// taintEvery is how often it is looked whether the taint is still as it has to be: others may change it.
 	taintEvery = 5 * time.Minute
+	// tellMaxAge is how old what a pass saw may be when it is told: a pass that deletes takes some minutes.
+	tellMaxAge = 10 * time.Minute
 	// tellGrace is how long the end waits for conditions and the taint to be taken away.
 	tellGrace = 2 * time.Second
 )
@@ -109,7 +111,8 @@ func (t *teller) run(ctx context.Context) {
 	if t.events != nil {
 		parts.Go(func() { _ = t.events.Run(ctx) }) //nolint:errcheck // it ends with ctx, and counts its own failures
 	}
-	t.note(t.clear(ctx, !t.keepConditions, !t.keepTaint))
+	rest := leftover{clear: func() error { return t.clear(ctx, !t.keepConditions, !t.keepTaint) }}
+	t.note(rest.look(time.Now()))
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()
 	for {
@@ -117,17 +120,50 @@ func (t *teller) run(ctx context.Context) {
 		case <-ctx.Done():
 			closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellGrace)
 			defer cancel()
-			if err := t.clear(closing, t.keepConditions, t.tainted != nil && *t.tainted); err != nil {
+			if err := t.takeBack(closing); err != nil {
 				t.log.Warn("the node keeps what cleave said of its disks", zap.Error(err))
 			}
 			return
 		case <-t.woken:
 		case <-tick.C:
 		}
+		err := rest.look(time.Now())
 		if t.keepConditions || t.keepTaint {
-			t.note(t.keep(ctx))
+			err = errors.Join(err, t.keep(ctx))
 		}
+		t.note(err)
 	}
+}
+
+// leftover is what an earlier process kept up and this one does not. It is tried once in a while until it is gone: the API server may be
+// away at the start.
+type leftover struct {
+	clear func() error
+	done  bool
+	next  time.Time
+	err   error
+}
+
+func (l *leftover) look(now time.Time) error {
+	if l.done || now.Before(l.next) {
+		return l.err
+	}
+	err := l.clear()
+	if l.done = err == nil || kube.Denied(err); l.done {
+		l.err = nil
+		return err // that the right is missing is said once
+	}
+	l.err, l.next = err, now.Add(tellEvery)
+	return err
+}
+
+// takeBack ends what this process kept up, also if it is not known whether the API server took it. Who never looked at the disks kept
+// nothing: another process may.
+func (t *teller) takeBack(ctx context.Context) error {
+	t.mu.Lock()
+	looked := !t.picture.At.IsZero()
+	t.mu.Unlock()
+	return t.clear(ctx, looked && t.keepConditions, looked && t.keepTaint && (t.tainted == nil || *t.tainted))
 }
 
 // clear takes conditions and the taint away, those of an earlier process, too.
@@ -154,23 +190,27 @@ func (t *teller) keep(ctx context.Context) error {
 	if p.At.IsZero() {
 		return nil
 	}
+	if time.Since(p.At) > tellMaxAge {
+		return fmt.Errorf("the disks have not been looked at since %s: what the node says of them is as old", p.At.UTC().Format(time.TimeOnly))
+	}
 	var errs []error
 	for _, f := range p.Filesystems {
 		if name, ok := conditionOf[f.Role]; ok && t.keepConditions {
 			errs = append(errs, t.conditions.Set(ctx, name, f.Short, f.Text))
 		}
 	}
-	on := len(p.Hard()) > 0
+	on, was := len(p.Hard()) > 0, t.tainted
 	switch {
 	case !t.keepTaint:
 	case t.taint == nil:
 		errs = append(errs, fmt.Errorf("taint the node: %w", report.ErrIdentity))
 	case t.tainted == nil || *t.tainted != on || time.Since(t.taintedAt) >= taintEvery:
 		if err := t.taint(ctx, on); err != nil {
+			t.tainted = nil // it may have been taken all the same
 			errs = append(errs, err)
 			break
 		}
-		if on && (t.tainted == nil || !*t.tainted) {
+		if on && (was == nil || !*was) {
 			t.log.Warn("the node is tainted: a disk is full", zap.String("filesystem", string(p.Hard()[0].Role)), zap.String("reason", p.Hard()[0].Text))
 		}
 		t.tainted, t.taintedAt = &on, time.Now()

@@ -30,13 +30,15 @@ type apiNode struct {
 	mu         sync.Mutex
 	conditions map[report.Filesystem]bool
 	tainted    bool
-	writes     int
-	err        error
+	// writes are those of the taint, sets those of conditions.
+	writes, sets int
+	err          error
 }
 
 func (n *apiNode) Set(_ context.Context, f report.Filesystem, pressure bool, message string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.sets++
 	if message == "" {
 		return errors.New("without figures")
 	}
@@ -63,6 +65,13 @@ func (n *apiNode) taint(_ context.Context, on bool) error {
 		n.tainted = on
 	}
 	return n.err
+}
+
+// told is how often a condition was written.
+func (n *apiNode) told() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.sets
 }
 
 // is says how the node is, in a line.
@@ -150,6 +159,82 @@ func TestWhatIsNotWantedGoes(t *testing.T) {
 		synctest.Wait()
 		if got := node.is(); got != "tainted=false" || x.Status() != nil {
 			t.Errorf("%s, %+v", got, x.Status())
+		}
+	})
+}
+
+// An API server that is away at the start, as after a power cut, is asked again: else the taint of an earlier process would keep pods off
+// this node for ever.
+func TestWhatIsNotWantedGoesLater(t *testing.T) {
+	t.Parallel()
+	node := &apiNode{conditions: map[report.Filesystem]bool{report.ImageFS: true}, tainted: true, err: errors.New("no route")}
+	telling(t, node, func(x *teller) { x.keepConditions, x.keepTaint = true, false }, func(t *testing.T, x *teller) {
+		x.show(wereSeen(pressure.Filesystem{}))
+		synctest.Wait()
+		if s := x.Status(); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "no route") {
+			t.Errorf("while it is away: %+v", s)
+		}
+		node.mu.Lock()
+		node.err = nil
+		node.mu.Unlock()
+		<-time.After(tellEvery)
+		synctest.Wait()
+		if got := node.is(); got != "ImageFS=false NodeFS=false tainted=false" || len(x.Status().Problems) > 0 {
+			t.Errorf("when it is back: %s, %+v", got, x.Status())
+		}
+	})
+}
+
+// A process that never looked at the disks, such as a successor whose handover failed, takes nothing away that another one keeps.
+func TestWhoSawNothingTakesNothingAway(t *testing.T) {
+	t.Parallel()
+	node := &apiNode{conditions: map[report.Filesystem]bool{report.ImageFS: true}, tainted: true}
+	telling(t, node, func(*teller) {}, func(*testing.T, *teller) {})
+	if got := node.is(); got != "ImageFS=true tainted=true" {
+		t.Errorf("in the end %s", got)
+	}
+}
+
+// A write without an answer may have come to pass.
+func TestATaintThatMayBeThereGoes(t *testing.T) {
+	t.Parallel()
+	node := &apiNode{conditions: map[report.Filesystem]bool{}}
+	telling(t, node, func(x *teller) {
+		x.taint = func(ctx context.Context, on bool) error {
+			err := node.taint(ctx, on)
+			if on {
+				err = errors.New("no answer")
+			}
+			return err
+		}
+	}, func(_ *testing.T, x *teller) {
+		x.show(wereSeen(pressure.Filesystem{Short: true, Hard: true}))
+		synctest.Wait()
+	})
+	if got := node.is(); got != "tainted=false" {
+		t.Errorf("in the end %s", got)
+	}
+}
+
+// What was seen long ago is not told as if it were so now, and nothing is taken back for it.
+func TestOldFiguresAreNotToldAgain(t *testing.T) {
+	t.Parallel()
+	node := &apiNode{conditions: map[report.Filesystem]bool{}}
+	telling(t, node, func(*teller) {}, func(t *testing.T, x *teller) {
+		x.show(wereSeen(pressure.Filesystem{Short: true, Hard: true}))
+		<-time.After(tellMaxAge + tellEvery)
+		synctest.Wait()
+		before := node.told()
+		<-time.After(tellMaxAge)
+		synctest.Wait()
+		if n := node.told() - before; n != 0 {
+			t.Errorf("conditions were written %d times although nobody looked", n)
+		}
+		if s := x.Status(); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "not been looked at") {
+			t.Errorf("%+v", s)
+		}
+		if got := node.is(); got != "ImageFS=true NodeFS=false tainted=true" {
+			t.Error(got)
 		}
 	})
 }
