@@ -71,6 +71,8 @@ type decisions struct {
 	standalone standalone.Evictor
 	// reading is held by who reads the logs of a pod that goes.
 	reading atomic.Bool
+	// explaining is held by who looks for what holds space that did not come free.
+	explaining atomic.Bool
 
 	// left are the pods that are not ranked, and why.
 	left atomic.Pointer[[]string]

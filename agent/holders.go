@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -25,6 +27,8 @@ const (
 	namedHolders = 3
 	// leastHeldBytes is below what a holder is not worth a word.
 	leastHeldBytes = 1 << 20
+	// holdersGrace is how long a look has to notice that its time is over.
+	holdersGrace = time.Second
 )
 
 // holders find out who holds what did not come free.
@@ -35,6 +39,37 @@ var _ reclaim.Holders = holders{}
 // Holders implements [reclaim.Holders]: parts of an image that are still in containerd's store, and who keeps them there; files
 // that have no name any more and are open; overlays that are mounted on layers that have gone.
 func (h holders) Holders(ctx context.Context, kind string, item record.Item, missingBytes int64) string {
+	return inTime(ctx, &h.d.explaining, func() string { return h.look(ctx, kind, item, missingBytes) })
+}
+
+// inTime returns what look finds out until ctx ends. A look that does not notice that hangs in the kernel, as on layers of a FUSE
+// filesystem whose process is stopped, and is left behind: it is there to explain, and nothing must wait for that. busy is set
+// meanwhile, so that there is one at most.
+func inTime(ctx context.Context, busy *atomic.Bool, look func() string) string {
+	if !busy.CompareAndSwap(false, true) {
+		return "who holds them is not looked for, because a filesystem did not answer the last time"
+	}
+	found := make(chan string, 1)
+	go func() { // ends when the filesystems answer
+		defer busy.Store(false)
+		found <- look()
+	}()
+	select {
+	case text := <-found:
+		return text
+	case <-ctx.Done():
+	}
+	grace := time.NewTimer(holdersGrace)
+	defer grace.Stop()
+	select {
+	case text := <-found:
+		return text
+	case <-grace.C:
+		return "who holds them can't be found out, because a filesystem does not answer"
+	}
+}
+
+func (h holders) look(ctx context.Context, kind string, item record.Item, missingBytes int64) string {
 	role := h.d.space.role.Load()
 	if role == nil {
 		return ""

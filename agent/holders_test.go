@@ -1,11 +1,15 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/cleave-cri/cleave/fsstats"
 )
@@ -48,4 +52,31 @@ func TestHoldersOfDeletedFiles(t *testing.T) {
 	if got, bytes := ask(); !strings.Contains(got, mine) || bytes != 8<<20 {
 		t.Errorf("said %q of %d bytes, want %q", got, bytes, mine)
 	}
+}
+
+// Who holds space is told to people. A filesystem that hangs, as one of a FUSE snapshotter that is stopped, must hold no deletion up for it.
+func TestExplanationsHoldNothingUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var busy atomic.Bool
+		answers := make(chan struct{})
+		ask := func() (string, time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			began := time.Now()
+			text := inTime(ctx, &busy, func() string { <-answers; return "found" })
+			return text, time.Since(began)
+		}
+		if text, took := ask(); !strings.Contains(text, "does not answer") || took != time.Minute+holdersGrace {
+			t.Errorf("of a filesystem that hangs: %q after %s", text, took)
+		}
+		if text, took := ask(); !strings.Contains(text, "did not answer") || took != 0 {
+			t.Errorf("while it still hangs: %q after %s", text, took)
+		}
+		close(answers)
+		synctest.Wait()
+		if text, _ := ask(); text != "found" {
+			t.Errorf("when it answers again: %q", text)
+		}
+	})
 }
