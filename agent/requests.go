@@ -139,12 +139,12 @@ func (r Requests) WriteText(w io.Writer, now time.Time) error {
 		return page.Bytes(positive(*n))
 	}
 	for _, x := range r {
-		line(x.Name, fmt.Sprint(x.Pods), amount(x.RequestBytes), amount(x.LimitBytes), page.Bytes(x.PeakBytes), span(x.LastSeen.Sub(x.FirstSeen)), x.advice())
+		line(page.Name(x.Name), fmt.Sprint(x.Pods), amount(x.RequestBytes), amount(x.LimitBytes), page.Bytes(x.PeakBytes), span(max(0, x.LastSeen.Sub(x.FirstSeen))), x.advice())
 		if x.Suggestion.Verdict == peaks.Keep || len(x.Containers) < 2 {
 			continue
 		}
 		for _, name := range slices.Sorted(maps.Keys(x.Containers)) {
-			line("  container "+name, "", "", "", page.Bytes(x.Containers[name]), "", "")
+			line("  container "+page.Name(name), "", "", "", page.Bytes(x.Containers[name]), "", "")
 		}
 	}
 	if err := table.Flush(); err != nil {

@@ -54,6 +54,8 @@ func TestRequestsForPeople(t *testing.T) {
 		{Name: "ReplicaSet shop/web", Pods: 2, PeakBytes: 300 << 20, Containers: map[string]uint64{"main": 200 << 20, "log": 1 << 20}, FirstSeen: start, LastSeen: start.Add(3 * time.Hour)},
 		{Name: "DaemonSet sys/agent", Pods: 1, PeakBytes: 100 << 20, RequestBytes: number(100 * mib), LimitBytes: number(105 * mib), FirstSeen: start, LastSeen: start.Add(50 * time.Hour)},
 		{Name: "Pod shop/quiet", PeakBytes: 10, RequestBytes: number(mib), FirstSeen: start, LastSeen: start.Add(30 * time.Second)},
+		// A name that an API server takes from anybody's controller, and a clock that was set back a day.
+		{Name: "X\x1b[2J shop/odd", PeakBytes: 10, RequestBytes: number(mib), FirstSeen: start, LastSeen: start.Add(-24 * time.Hour)},
 	} {
 		r = append(r, Request{Workload: w, Suggestion: w.Suggest()})
 	}
@@ -67,6 +69,7 @@ ReplicaSet shop/web  2     -        -        300.0Mi  3h        request 368.0Mi:
   container main                             200.0Mi
 DaemonSet sys/agent  1     100.0Mi  105.0Mi  100.0Mi  2d        request 100.0Mi, limit 208.0Mi: it came near its limit
 Pod shop/quiet       0     1.0Mi    -        10       30s       fits
+X\x1b[2J shop/odd    0     1.0Mi    -        10       0s        fits
 `
 	if diff := cmp.Diff(want, text.String()); diff != "" {
 		t.Error(diff)
