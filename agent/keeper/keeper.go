@@ -155,6 +155,8 @@ type Keeper struct {
 	fruitless map[string]time.Time
 	// empty is when each kind of reclaim last had nothing; a deletion or the end of a pod forgets it.
 	empty map[engine.Reclaim]time.Time
+	// undone is why each kind of reclaim was not done the last time, as it was logged.
+	undone map[engine.Reclaim]string
 }
 
 // turn is taken by one at a time. Who waits for it can be cancelled, unlike with a mutex.
@@ -197,7 +199,7 @@ type departure struct {
 func New(p Parts) *Keeper {
 	return &Keeper{
 		parts: p, state: p.State, acting: newTurn(), collecting: newTurn(), evicted: make(chan departure), leaving: map[string]departure{},
-		fruitless: map[string]time.Time{}, empty: map[engine.Reclaim]time.Time{},
+		fruitless: map[string]time.Time{}, empty: map[engine.Reclaim]time.Time{}, undone: map[engine.Reclaim]string{},
 	}
 }
 
@@ -435,8 +437,13 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 		}
 		freed += freedBy(step)
 		coming += comingFrom(step)
-		if err != nil {
-			failed = errors.Join(failed, err)
+		if err == nil {
+			delete(k.undone, kind)
+			continue
+		}
+		failed = errors.Join(failed, err)
+		if text := err.Error(); text != k.undone[kind] { // passes are a second apart, and the log is on a full disk
+			k.undone[kind] = text
 			k.parts.Log.Warn("a reclaim is not done, or not to its end", zap.String("kind", string(kind)), zap.Error(err))
 		}
 	}

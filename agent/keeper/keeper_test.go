@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/cleave-cri/cleave/engine"
@@ -434,11 +435,17 @@ func TestNobodyGoesWhileNothingIsKnown(t *testing.T) {
 		if w.runError = away; when == "planned" {
 			w.runError, w.planError = nil, errors.New("containerd is away")
 		}
-		run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		p := w.parts()
+		core, logged := observer.New(zap.WarnLevel)
+		p.Log = zap.New(core)
+		run(t, w, p, func(t *testing.T, k *Keeper) {
 			time.Sleep(time.Minute) //nolint:forbidigo // in synctest
 			equal(t, when, w.done())
 			if s := k.Status(); !strings.Contains(s.Held, "containerd is away") || s.Outcome != engine.Pressure {
 				t.Errorf("status %+v", s)
+			}
+			if n := logged.Len(); n != 1 {
+				t.Errorf("%s: the same was logged %d times in a minute: the log is on the disk that is full", when, n)
 			}
 			w.with(func() {
 				if n := len(w.passes); n > 75 {
