@@ -69,12 +69,9 @@ func explain(err error) error {
 
 func (i Installer) run(ctx context.Context, t *transaction.Transaction, kind string) error {
 	if kind == kindInstall {
-		return t.Run(ctx, i.Performer, recordName)
+		return t.Run(ctx, i.Performer, recordName, "")
 	}
-	if err := t.Run(ctx, i.Performer, ""); err != nil {
-		return err
-	}
-	return transaction.Forget(i.Place, recordName)
+	return t.Run(ctx, i.Performer, "", recordName)
 }
 
 // Resume does the rest of what was broken off, by a power cut for example. It
@@ -88,13 +85,23 @@ func (i Installer) Resume(ctx context.Context) (found bool, err error) {
 	return true, i.run(ctx, t, t.Record().Kind)
 }
 
-// Revert takes back what was broken off. It reports whether there was anything.
+// Revert takes back what was broken off. It reports whether there was anything. An
+// uninstall whose record is gone was done, and only its journal goes.
 func (i Installer) Revert(ctx context.Context) (found bool, err error) {
 	t, err := transaction.Resume(i.Place, i.Tell)
 	if err != nil || t == nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
+	if kind := t.Record().Kind; kind == kindUninstall {
+		if installed, err := i.Installed(); err != nil || installed == nil {
+			if err == nil {
+				i.Tell("the uninstall was done")
+				err = i.run(ctx, t, kind)
+			}
+			return true, err
+		}
+	}
 	if left := t.Revert(ctx, i.Performer); len(left) > 0 {
 		return true, fmt.Errorf("not all of it could be taken back; it can be tried again: %w", errors.Join(left...))
 	}
@@ -107,6 +114,12 @@ func (i Installer) Revert(ctx context.Context) (found bool, err error) {
 // back. inUse are the containers that use the split snapshotter: with any it is
 // refused.
 func (i Installer) Undo(inUse []string) (Plan, error) {
+	switch kind, err := transaction.Unfinished(i.Place); {
+	case err != nil:
+		return Plan{}, err
+	case kind != "":
+		return Plan{}, explain(fmt.Errorf("%s: %w", kind, transaction.ErrUnfinished))
+	}
 	r, err := i.Installed()
 	if err != nil {
 		return Plan{}, err

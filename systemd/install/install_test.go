@@ -223,6 +223,15 @@ func (n *node) plan() install.Plan {
 	return p
 }
 
+func (n *node) undo() install.Plan {
+	n.t.Helper()
+	p, err := n.installer().Undo(nil)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return p
+}
+
 func (n *node) wish() install.Wish {
 	n.t.Helper()
 	f, err := endpoint.Find(n.root)
@@ -365,7 +374,7 @@ func TestInAndOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.same(before, "after the uninstall")
-			inOrder(t, n.did, "restart "+f.Service, "check kubelet "+f.Endpoint+" "+f.Service, "stop cleave.socket cleave.service", "release-snapshots",
+			inOrder(t, n.did, "restart "+f.Service, "check kubelet "+f.Endpoint+" "+f.Service, "stop cleave.socket cleave.service cleave-passthrough.service", "release-snapshots",
 				"restart containerd.service", "stop cleave-snapshotter.socket cleave-snapshotter.service", "daemon-reload")
 			if _, err := n.installer().Undo(nil); !errors.Is(err, install.ErrNotInstalled) {
 				t.Errorf("a second uninstall ended with %v", err)
@@ -420,7 +429,7 @@ func TestRedirect(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.same(before, "after the uninstall")
-	inOrder(t, n.did, "stop cleave.socket cleave.service", "release-snapshots", "restart containerd.service", "check runtime /run/containerd/containerd.sock", told)
+	inOrder(t, n.did, "stop cleave.socket cleave.service cleave-passthrough.service", "release-snapshots", "restart containerd.service", "check runtime /run/containerd/containerd.sock", told)
 
 	w := n.wish()
 	w.States = map[string]install.UnitState{systemd.Socket: {Active: true}}
@@ -599,6 +608,223 @@ func TestPowerCut(t *testing.T) {
 				c.same(modesOf(before, c.files()), fmt.Sprintf("cut %d, after reverting", i))
 			}
 		})
+	}
+}
+
+// TestPowerCutAtTheEnd: all is done, and the power goes while what lies beside the
+// files is taken away. The rest can be done all the same, or all be taken back.
+func TestPowerCutAtTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, uninstall := range []bool{false, true} {
+		n := newNode(t, shapes()["kubeadm instance configuration"].files)
+		n.redirect = uninstall
+		p := n.plan()
+		if uninstall {
+			if err := n.installer().Run(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			p = n.undo()
+		}
+		before := n.files()
+		var last string
+		n.onAction = func() {
+			last = filepath.Join(t.TempDir(), "cut")
+			if err := os.CopyFS(last, os.DirFS(n.root)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := n.installer().Run(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		after := n.files()
+		for gone := 1; ; gone++ {
+			cut := func() (*node, bool) {
+				c := &node{t: t, root: filepath.Join(t.TempDir(), "again")}
+				if err := os.CopyFS(c.root, os.DirFS(last)); err != nil {
+					t.Fatal(err)
+				}
+				left := gone
+				for _, s := range p.Steps {
+					if s.Edit == nil || left == 0 {
+						continue
+					}
+					path := filepath.Join(c.root, filepath.Dir(s.Edit.Path), "."+filepath.Base(s.Edit.Path)+".cleave-swap")
+					if err := os.Remove(path); err == nil {
+						left--
+					} else if !errors.Is(err, fs.ErrNotExist) {
+						t.Fatal(err)
+					}
+				}
+				return c, left == 0
+			}
+			c, more := cut()
+			if !more {
+				if gone < 3 {
+					t.Errorf("uninstall %v: only %d files lay beside others", uninstall, gone-1)
+				}
+				break
+			}
+			if found, err := c.installer().Resume(t.Context()); err != nil || !found {
+				t.Errorf("uninstall %v, %d gone: resuming: %v, %v", uninstall, gone, found, err)
+			}
+			c.same(modesOf(after, c.files()), fmt.Sprintf("uninstall %v, %d gone, after resuming", uninstall, gone))
+			c, _ = cut()
+			if found, err := c.installer().Revert(t.Context()); err != nil || !found {
+				t.Errorf("uninstall %v, %d gone: reverting: %v, %v", uninstall, gone, found, err)
+			}
+			c.same(modesOf(before, c.files()), fmt.Sprintf("uninstall %v, %d gone, after reverting", uninstall, gone))
+		}
+	}
+}
+
+// TestPowerCutWhileStaging: of a file that was to be laid beside another there may
+// be nothing, or a part.
+func TestPowerCutWhileStaging(t *testing.T) {
+	t.Parallel()
+	for _, part := range []float64{0, 0.5} {
+		n := newNode(t, shapes()["config file"].files)
+		before := n.files()
+		cut := filepath.Join(t.TempDir(), "cut")
+		n.onStep = func(string) {
+			if _, err := os.Stat(cut); err == nil {
+				return
+			}
+			if err := os.CopyFS(cut, os.DirFS(n.root)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := n.installer().Run(t.Context(), n.plan()); err != nil {
+			t.Fatal(err)
+		}
+		swap := filepath.Join(cut, "etc/kubernetes/.kubelet.yaml.cleave-swap")
+		info, err := os.Stat(swap)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(swap, int64(part*float64(info.Size()))); err != nil {
+			t.Fatal(err)
+		}
+		c := &node{t: t, root: cut}
+		if found, err := c.installer().Revert(t.Context()); err != nil || !found {
+			t.Errorf("with %v of a file: reverting: %v, %v", part, found, err)
+		}
+		c.same(modesOf(before, c.files()), fmt.Sprintf("with %v of a file, after reverting", part))
+	}
+}
+
+// TestRecordGoesBeforeTheJournal: an uninstall that can't take the record away, or
+// ends just then, is unfinished; it can be resumed, and is not begun anew.
+func TestRecordGoesBeforeTheJournal(t *testing.T) {
+	t.Parallel()
+	need.Lab(t)
+	n := newNode(t, shapes()["config file"].files)
+	before := n.files()
+	if err := n.installer().Run(t.Context(), n.plan()); err != nil {
+		t.Fatal(err)
+	}
+	undo := n.undo()
+	record := filepath.Join(n.root, stateDir, "installed.json")
+	// Nobody can remove a file that is a mount point.
+	if err := syscall.Mount(record, record, "", syscall.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	err := n.installer().Run(t.Context(), undo)
+	if err := syscall.Unmount(record, 0); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("it ended with %v", err)
+	}
+	if _, err := n.installer().Undo(nil); !errors.Is(err, transaction.ErrUnfinished) {
+		t.Errorf("another uninstall is planned: %v", err)
+	}
+	// The power goes between the two.
+	if err := os.Remove(record); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.installer().Undo(nil); !errors.Is(err, transaction.ErrUnfinished) || errors.Is(err, install.ErrNotInstalled) {
+		t.Errorf("without the record: %v", err)
+	}
+	n.did = nil
+	if found, err := n.installer().Revert(t.Context()); err != nil || !found {
+		t.Errorf("reverting what was done: %v, %v", found, err)
+	}
+	n.same(before, "after an uninstall that only had a journal left")
+	if len(n.did) > 0 {
+		t.Errorf("it did %q", n.did)
+	}
+	if _, err := n.installer().Undo(nil); !errors.Is(err, install.ErrNotInstalled) {
+		t.Errorf("afterwards: %v", err)
+	}
+}
+
+// TestBrokenOffIsNotUninstalled: an install that was broken off is told apart from
+// none, after which `cleave uninstall --purge` would delete what it is about to use.
+func TestBrokenOffIsNotUninstalled(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, shapes()["config file"].files)
+	asked := 0
+	n.onAction = func() {
+		asked++
+		other := &node{t: t, root: n.root}
+		if _, err := other.installer().Undo(nil); !errors.Is(err, transaction.ErrUnfinished) || errors.Is(err, install.ErrNotInstalled) {
+			t.Errorf("in the middle of an install: %v", err)
+		}
+	}
+	if err := n.installer().Run(t.Context(), n.plan()); err != nil || asked == 0 {
+		t.Errorf("%v, asked %d times", err, asked)
+	}
+}
+
+// TestFolderThatBecameALink: a folder that the install made, and that somebody
+// moved elsewhere, is not taken from them.
+func TestFolderThatBecameALink(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, shapes()["config file"].files)
+	if err := n.installer().Run(t.Context(), n.plan()); err != nil {
+		t.Fatal(err)
+	}
+	made := filepath.Join(n.root, "etc/containerd/conf.d")
+	err := os.Rename(made, made+".moved")
+	if err == nil {
+		err = os.Symlink("conf.d.moved", made)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.installer().Run(t.Context(), n.undo()); err != nil {
+		t.Fatal(err)
+	}
+	if to, err := os.Readlink(made); err != nil || to != "conf.d.moved" {
+		t.Errorf("the link is %q, %v", to, err)
+	}
+	if left, err := os.ReadDir(made); err != nil || len(left) > 0 {
+		t.Errorf("left in it are %v, %v", left, err)
+	}
+}
+
+// TestSnapshotsAreRemovedBeforeContainerdMayMove: once the redirect is taken out, a
+// restart of the machine has containerd where cleave's configuration does not say.
+func TestSnapshotsAreRemovedBeforeContainerdMayMove(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, shapes()["config file"].files)
+	n.redirect = true
+	if err := n.installer().Run(t.Context(), n.plan()); err != nil {
+		t.Fatal(err)
+	}
+	var order []string
+	for _, s := range n.undo().Steps {
+		if s.Edit != nil && s.Edit.Purpose == "redirect" {
+			order = append(order, "redirect")
+		}
+		for _, a := range s.Do {
+			if a.Verb == install.VerbRelease {
+				order = append(order, "release")
+			}
+		}
+	}
+	if d := cmp.Diff([]string{"release", "redirect"}, order); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 

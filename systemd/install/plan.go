@@ -312,10 +312,6 @@ func (p *planner) containerd(w Wish) error {
 	var edits []transaction.Edit
 	var without, with []string
 	before, after := w.Runtime, w.Runtime
-	if w.ContainerdDropIn != nil {
-		edits = append(edits, newFile(w.ContainerdPath, w.ContainerdDropIn, purposeContainerd))
-		without, with = append(without, "do without the split snapshotter"), append(with, "use the split snapshotter")
-	}
 	if r := w.Redirect; r != nil {
 		// systemd takes a path away from whoever listens there.
 		if w.States[systemd.Socket].Active || w.States[systemd.Service].Active {
@@ -324,6 +320,12 @@ func (p *planner) containerd(w Wish) error {
 		edits = append(edits, newFile(r.Path, r.DropIn, purposeRedirect))
 		before, after = r.From, r.To
 		without, with = append(without, "listen on "+r.From), append(with, "listen on "+r.To)
+	}
+	// Last, so that going back it is the first: its snapshots are removed through
+	// containerd while that is where cleave's configuration says, a power cut later too.
+	if w.ContainerdDropIn != nil {
+		edits = append(edits, newFile(w.ContainerdPath, w.ContainerdDropIn, purposeContainerd))
+		without, with = append(without, "do without the split snapshotter"), append(with, "use the split snapshotter")
 	}
 	var steps []transaction.Step
 	for _, e := range edits {
@@ -359,7 +361,11 @@ func (p *planner) bringUp(units []string, states map[string]UnitState, checks []
 		if !states[u].Active {
 			// A service and the socket that would start it again end in one go.
 			started = append(started, u)
-			p.add(transaction.Step{Title: "start " + u, Do: do(VerbStart, u), Undo: do(VerbStop, slices.Clone(started)...)})
+			stopped := slices.Clone(started)
+			if u == systemd.Service {
+				stopped = append(stopped, systemd.Passthrough) // which may have taken its place
+			}
+			p.add(transaction.Step{Title: "start " + u, Do: do(VerbStart, u), Undo: do(VerbStop, stopped...)})
 		}
 	}
 	p.add(transaction.Step{Title: "look whether it answers: " + checks[0].Args[0], Do: checks})

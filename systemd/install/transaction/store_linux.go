@@ -1,6 +1,7 @@
 package transaction
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -151,7 +152,8 @@ func (s *store) mkdir(dir string) error {
 // meanwhile stays.
 func (s *store) rmdirs(dirs []string) {
 	for _, dir := range slices.Backward(dirs) {
-		_ = os.Remove(filepath.Join(s.place.Root, dir)) //nolint:errcheck // it is not empty, or gone
+		// Not os.Remove: by now it may be somebody's link or file.
+		_ = syscall.Rmdir(filepath.Join(s.place.Root, dir)) //nolint:errcheck // it is not empty, or gone
 	}
 }
 
@@ -282,12 +284,17 @@ func (s *store) takeBack(e Edit) error {
 	if e.Before == nil {
 		err = rename(full, swap, unix.RENAME_NOREPLACE)
 	} else {
-		// Only the very file that was there comes back.
+		// The very file that was there comes back; if it is gone, its bytes do.
 		kept, readErr := readFile(swap)
-		if readErr != nil {
+		switch {
+		case readErr != nil:
 			return readErr
-		}
-		if !same(kept, e.Before) {
+		case kept == nil:
+			// It was broken off at its very end, when that had been taken away.
+			if err := s.stage(e.Reversed()); err != nil {
+				return err
+			}
+		case !same(kept, e.Before):
 			return fmt.Errorf("%s: what it was is not in %s any more; the journal in %s has its bytes", e.Path, swap, s.place.Dir)
 		}
 		if e.After == nil {
@@ -318,7 +325,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// unstage takes away what lies beside a file: only what this edit put there.
+// unstage takes away what lies beside a file: only what this edit put there. That
+// may be the beginning of the new file, if the power went while it was written.
 func (s *store) unstage(e Edit) error {
 	full, err := s.at(e.Path)
 	if err != nil {
@@ -329,7 +337,8 @@ func (s *store) unstage(e Edit) error {
 	if err != nil || there == nil {
 		return err
 	}
-	if !same(there, e.Before) && !same(there, e.After) {
+	begun := e.After != nil && bytes.HasPrefix(*e.After, *there)
+	if !same(there, e.Before) && !begun {
 		return fmt.Errorf("%s was not put there by cleave, or was changed: look at it and take it away", swap)
 	}
 	if err := os.Remove(swap); err != nil {
@@ -394,6 +403,13 @@ func (s *store) mark(i int, st state) error {
 		return fmt.Errorf("write the progress: %w", err)
 	}
 	return nil
+}
+
+// Unfinished is the kind of a transaction that was broken off or is under way, or
+// empty.
+func Unfinished(p Place) (string, error) {
+	s := store{place: p}
+	return s.unfinished()
 }
 
 // unfinished is the kind of a transaction that was broken off, or empty.
@@ -466,10 +482,10 @@ func (s *store) dropJournal() error {
 	return errors.Join(append(errs, syncDir(s.place.Dir))...)
 }
 
-// Forget takes the record of a finished transaction away.
-func Forget(p Place, name string) error {
-	if err := os.Remove(filepath.Join(p.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+// forget takes the record of a finished transaction away.
+func (s *store) forget(name string) error {
+	if err := os.Remove(filepath.Join(s.place.Dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("take the record away: %w", err)
 	}
-	return syncDir(p.Dir)
+	return syncDir(s.place.Dir)
 }

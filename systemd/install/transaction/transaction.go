@@ -270,8 +270,9 @@ func (t *Transaction) stage() error {
 
 // Run goes forward. If a step fails, or ctx ends, all steps are taken back, and
 // the error is a [Failure]. After success keepAs is the name of the record in the
-// folder; empty keeps none.
-func (t *Transaction) Run(ctx context.Context, p Performer, keepAs string) error {
+// folder; empty keeps none. forget is the name of a record that goes, just before
+// the journal does.
+func (t *Transaction) Run(ctx context.Context, p Performer, keepAs, forget string) error {
 	for i := range t.record.Steps {
 		if t.states[i] == undoing || t.states[i] == undone {
 			return t.fail(ctx, p, "go on with what was broken off", errors.New("it was being taken back"))
@@ -301,7 +302,7 @@ func (t *Transaction) Run(ctx context.Context, p Performer, keepAs string) error
 			return t.fail(ctx, p, s.Title, err)
 		}
 	}
-	return t.finish(keepAs)
+	return t.finish(keepAs, forget)
 }
 
 func (t *Transaction) forward(ctx context.Context, p Performer, s Step) error {
@@ -377,7 +378,7 @@ func (t *Transaction) mark(i int, s state) error {
 }
 
 // finish takes away what lies beside the files, and the journal.
-func (t *Transaction) finish(keepAs string) error {
+func (t *Transaction) finish(keepAs, forget string) error {
 	var errs []error
 	for _, s := range t.record.Steps {
 		if s.Edit != nil {
@@ -388,6 +389,11 @@ func (t *Transaction) finish(keepAs string) error {
 		return err
 	}
 	t.store.rmdirs(t.record.Leave)
+	if forget != "" {
+		if err := t.store.forget(forget); err != nil {
+			return err
+		}
+	}
 	if keepAs == "" {
 		return t.store.dropJournal()
 	}
