@@ -53,7 +53,7 @@ type purge struct {
 }
 
 // purgeOrder has what says whose a root is at its end.
-var purgeOrder = []string{snapshotsDir, trash.Dir, emptyName, fence.MarkerName + ".new", fence.MarkerName}
+var purgeOrder = []string{snapshotsDir, trash.Dir, emptyName, fence.ProbeName, fence.MarkerName + ".new", fence.MarkerName}
 
 func (p *purge) examine(ctx context.Context, b *bolt.Bucket) error {
 	for err := range b.Tx().Check() {
@@ -96,11 +96,23 @@ func (p *purge) ours(root *rootdir.Root) ([]string, error) {
 		if name != "lost+found" && !slices.Contains(purgeOrder, name) {
 			return nil, foreign(name)
 		}
+		if strings.HasPrefix(name, fence.MarkerName) {
+			if place, err := root.Stat(name); err != nil || !place.IsFile() {
+				return nil, errors.Join(foreign(name), err)
+			}
+		}
 	}
-	for dir, known := range map[string]func(string) bool{
-		snapshotsDir: func(n string) bool { return idName.MatchString(n) || strings.HasPrefix(n, temporaryPrefix) },
-		trash.Dir:    func(n string) bool { return trash.IsSlot(n) || trash.IsEntry(n) },
-		emptyName:    func(string) bool { return false },
+	if err := fence.ProbeIsOurs(root); err != nil {
+		return nil, err
+	}
+	for dir, known := range map[string]func(string, rootdir.Place) bool{
+		snapshotsDir: func(n string, p rootdir.Place) bool {
+			return p.IsDir() && (idName.MatchString(n) || strings.HasPrefix(n, temporaryPrefix))
+		},
+		trash.Dir: func(n string, p rootdir.Place) bool {
+			return trash.IsEntry(n) || trash.IsSlot(n) && p.IsFile() && p.SizeBytes == 0
+		},
+		emptyName: func(string, rootdir.Place) bool { return false },
 	} {
 		inside, err := root.Names(dir)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -109,8 +121,14 @@ func (p *purge) ours(root *rootdir.Root) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if i := slices.IndexFunc(inside, func(n string) bool { return !known(n) }); i >= 0 {
-			return nil, foreign(dir, inside[i])
+		for _, name := range inside {
+			place, err := root.Stat(filepath.Join(dir, name))
+			if err != nil {
+				return nil, err
+			}
+			if !known(name, place) {
+				return nil, foreign(dir, name)
+			}
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(purgeOrder), func(n string) bool { return !slices.Contains(there, n) }), nil

@@ -116,6 +116,33 @@ func TestPurgeRefused(t *testing.T) {
 		"something else among snapshots": {write(snapshotsDir, "backup"), "snapshots/backup was not made by"},
 		"something else in the trash":    {write("trash", "backup"), "trash/backup was not made by"},
 		"something in the empty folder":  {write(emptyName, "backup"), "backup was not made by"},
+		"a folder called like a slot of the trash": {func(t *testing.T, o Options) {
+			t.Helper()
+			if err := os.MkdirAll(filepath.Join(o.ContainerRoot, "trash", "slot-backup", "inside"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, "trash/slot-backup was not made by"},
+		"a file called like a slot of the trash": {write("trash", "slot-backup"), "trash/slot-backup was not made by"},
+		"a file called like a snapshot":          {write(snapshotsDir, "20261130"), "snapshots/20261130 was not made by"},
+		"a file in place of a folder": {func(t *testing.T, o Options) {
+			t.Helper()
+			if err := os.Remove(filepath.Join(o.ContainerRoot, emptyName)); err != nil {
+				t.Fatal(err)
+			}
+			write(emptyName)(t, o)
+		}, emptyName},
+		"a folder called like a new marker": {func(t *testing.T, o Options) {
+			t.Helper()
+			if err := os.MkdirAll(filepath.Join(o.ContainerRoot, fence.MarkerName+".new", "inside"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, fence.MarkerName + ".new was not made by"},
+		"something else in a probe": {func(t *testing.T, o Options) {
+			t.Helper()
+			if err := os.MkdirAll(filepath.Join(o.ContainerRoot, "probe", "backup"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}, "probe"},
 		"a root that has another marker": {write(fence.MarkerName), "root"},
 		"a root that has lost its marker": {func(t *testing.T, o Options) {
 			t.Helper()
@@ -150,6 +177,38 @@ func TestPurgeRefused(t *testing.T) {
 // refusal is how each begins.
 const refusal = "purge the snapshotter: "
 
+// TestPurgeTakesAProbe that a snapshotter left when it was killed at its start.
+func TestPurgeTakesAProbe(t *testing.T) {
+	t.Parallel()
+	o := purgeable(t)
+	if err := os.MkdirAll(filepath.Join(o.ImageRoot, "probe", "work", "work"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Purge(t.Context(), o, false); err != nil {
+		t.Fatal(err)
+	}
+	if got := left(t, o); !slices.Equal(got, []string{o.Database + ".lock"}) {
+		t.Errorf("left are %q", got)
+	}
+}
+
+// TestPurgeWithoutDatabase: killed between the last two steps, it left markers and no
+// database. What is left is not purged, and can be a snapshotter's again.
+func TestPurgeWithoutDatabase(t *testing.T) {
+	t.Parallel()
+	o := purgeable(t)
+	if err := os.Remove(o.Database); err != nil {
+		t.Fatal(err)
+	}
+	before := left(t, o)
+	if _, err := Purge(t.Context(), o, false); !errors.Is(err, ErrNotInitialised) {
+		t.Errorf("it ended with %v", err)
+	}
+	if now := left(t, o); !slices.Equal(before, now) {
+		t.Errorf("it changed %q to %q", before, now)
+	}
+}
+
 // TestPurgeBrokenOff can be repeated, however far it came.
 func TestPurgeBrokenOff(t *testing.T) {
 	t.Parallel()
@@ -180,7 +239,8 @@ func TestPurgeNeverFollowsLinks(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(outside, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(outside, filepath.Join(o.ContainerRoot, snapshotsDir, "77")); err != nil {
+	folder := filepath.Join(o.ContainerRoot, snapshotsDir, "77")
+	if err := errors.Join(os.Mkdir(folder, 0o700), os.Symlink(outside, filepath.Join(folder, "fs"))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Purge(t.Context(), o, false); err != nil {

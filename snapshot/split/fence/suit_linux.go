@@ -22,7 +22,7 @@ const probeName = "probe"
 // tried; that is no error, since the snapshotter must come up there too.
 func Suits(root *rootdir.Root) (err error) {
 	clean := func() error {
-		if err := probeIsOurs(root); err != nil {
+		if err := ProbeIsOurs(root); err != nil {
 			return err
 		}
 		return root.RemoveTree(probeName, func() error { return nil }, func(rootdir.Removed) {})
@@ -67,8 +67,11 @@ func Suits(root *rootdir.Root) (err error) {
 // probeParts are the folders of a probe, and what may be in each: overlayfs makes folders in its work folder, which it leaves empty.
 var probeParts = map[string][]string{"lower": nil, "upper": {"whiteout"}, "work": {"work", "index"}}
 
-// probeIsOurs makes sure that what is in the root under the probe's name is nothing but what a probe makes, before it is deleted.
-func probeIsOurs(root *rootdir.Root) error {
+// ProbeName is what a probe that was broken off leaves in a root.
+const ProbeName = probeName
+
+// ProbeIsOurs makes sure that what is in the root under the probe's name is nothing but what a probe makes, before it is deleted.
+func ProbeIsOurs(root *rootdir.Root) error {
 	foreign := func(name string) error {
 		return fmt.Errorf("%s has %q, which no probe made: move the folder %q out of the root", root.Path(), name, probeName)
 	}
