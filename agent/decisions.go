@@ -376,6 +376,7 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 	if in.Layout == nil {
 		return in, errors.New("it is not known how filesystems are shared")
 	}
+	used := map[fsstats.Role]uint64{}
 	for role, to := range map[fsstats.Role]**engine.FSStats{
 		fsstats.NodeFS: &in.Summary.NodeFS, fsstats.ImageFS: &in.Summary.ImageFS, fsstats.ContainerFS: &in.Summary.ContainerFS,
 	} {
@@ -384,6 +385,7 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 			return in, err
 		}
 		*to = decide.Filesystem(f)
+		used[role] = f.UsedBytes
 	}
 	if in.Now.Sub(p.readAt) > podsMaxAge {
 		return in, nil // what pods had then says nothing about who has it now: nobody is ranked, images may go
@@ -393,14 +395,20 @@ func (d *decisions) look(context.Context) (engine.Input, error) {
 	}
 	for signal, role := range rolesOfSignals() {
 		place, _ := p.layout.Get(role)
-		if account, ok := p.accounts[place.Filesystem.Device]; ok && account.Unmeasured == 0 {
-			in.Unattributed = append(in.Unattributed, engine.Unattributed{Signal: signal, Bytes: max(account.UnattributedBytes, 0)})
+		if account, ok := p.accounts[place.Filesystem.Device]; ok {
+			in.Unattributed = append(in.Unattributed, engine.Unattributed{Signal: signal, Bytes: nobodys(used[role], account)})
 		}
 	}
 	var left []string
 	in.Pods, left = d.pods(in.Now)
 	d.left.Store(&left)
 	return in, nil
+}
+
+// nobodys is how much of what is used now nobody is known to have. The account is a little older: what was written since, and what has no
+// figure yet, is nobody's until it is measured, so that no pod goes for bytes of which it is not known whose they are.
+func nobodys(usedBytes uint64, a Account) int64 {
+	return max(signed(usedBytes)-signed(a.OwnedBytes), 0)
 }
 
 // pods are those that may be ranked; left are the others, and why.

@@ -364,3 +364,24 @@ func TestIGC12_WithoutAMaximumAgeNoneGoes(t *testing.T) {
 		}
 	})
 }
+
+// What was written after the account was made, and what has no figure, is nobody's: of a pod's bytes it is not known yet that they are
+// its.
+func TestNobodysIsWhatIsNotKnownYet(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		used uint64
+		of   Account
+		want int64
+	}{
+		{"the account is of now", 100, Account{OwnedBytes: 60, UnattributedBytes: 40}, 40},
+		{"30 were written since", 130, Account{OwnedBytes: 60, UnattributedBytes: 40}, 70},
+		{"something has no figure", 100, Account{OwnedBytes: 60, UnattributedBytes: 40, Unmeasured: 1}, 40},
+		{"more is owned than used", 50, Account{OwnedBytes: 60, UnattributedBytes: -10}, 0},
+	} {
+		if got := nobodys(tc.used, tc.of); got != tc.want {
+			t.Errorf("%s: %d bytes, want %d", tc.name, got, tc.want)
+		}
+	}
+}

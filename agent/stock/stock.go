@@ -23,6 +23,9 @@ const (
 	// renewRest is how long no other picture is made in the background, as a
 	// multiple of what the last one took: 2 % of a core at most.
 	renewRest = 50
+	// renewMost is how long it is at most where there is none: nothing can be
+	// planned without.
+	renewMost = 10 * time.Second
 	// currentFor is for how long a picture counts as current if no event told of
 	// a change: leases, downloads and views have none (CTD-92).
 	currentFor = time.Minute
@@ -75,7 +78,11 @@ func (s *Stock) Run(ctx context.Context) error {
 			if !s.currentLocked(now) {
 				_ = s.renewLocked(ctx) //nolint:errcheck // whoever needs one tries again, and is told
 			}
-			next = time.Now().Add(renewRest * s.took)
+			rest := renewRest * s.took
+			if s.last == nil {
+				rest = min(rest, renewMost)
+			}
+			next = time.Now().Add(rest)
 			s.give()
 		}
 		select {
