@@ -26,7 +26,7 @@ writable layers and logs really are, and what they really take.`,
 		installCommand(), uninstallCommand(), bypassCommand(),
 		snapshotterCommand(), containerdConfigCommand(),
 		imagesCommand(), orphansCommand(), allocatableCommand(), requestsCommand(), planCommand(), gcCommand(), duCommand(),
-		simulateCommand(), labCommand(), explainCommand(), replayCommand(), timelineCommand(), topCommand())
+		simulateCommand(), labCommand(), explainCommand(), replayCommand(), timelineCommand(), topCommand(), dumpCommand())
 	cmd.AddCommand(moreCommands()...)
 	return cmd
 }
