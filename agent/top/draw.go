@@ -40,11 +40,20 @@ func (v View) Screen(width, height int, colour bool) []string {
 	}
 	holders := section("HOLDS", "DEVICE", "WHO", v.holderLines())
 	next := section("FREES", "KIND", "WHAT WOULD GO FIRST, BY WHICH RULE, IF WHAT IS SHORT", v.nextLines())
-	// Each gets half of what is left, and what the other does not need.
+	// Each gets half of what is left, and what the other does not need; one that would have no row is left out.
 	left := max(0, height-len(lines))
 	first := max(left-left/2, left-len(next))
-	lines = append(lines, holders[:min(len(holders), first)]...)
-	lines = append(lines, next[:min(len(next), max(0, height-len(lines)))]...)
+	if left < 2*leastSection {
+		first = left
+	}
+	for _, s := range []struct {
+		lines []line
+		most  int
+	}{{holders, first}, {next, left}} {
+		if most := min(s.most, height-len(lines)); most >= leastSection {
+			lines = append(lines, s.lines[:min(len(s.lines), most)]...)
+		}
+	}
 
 	out := make([]string, 0, height)
 	for _, l := range lines[:min(len(lines), height)] {
@@ -56,6 +65,9 @@ func (v View) Screen(width, height int, colour bool) []string {
 	}
 	return out
 }
+
+// leastSection is an empty line, a title and one row.
+const leastSection = 3
 
 // shownProblems is how many problems a screen names: filesystems matter more.
 const shownProblems = 3

@@ -22,10 +22,11 @@ const (
 	redrawEvery = time.Second
 
 	// enter goes to the other screen, so that the one before comes back at the end, hides the cursor and has lines end where the
-	// screen does; leave takes that back.
+	// screen does; leave takes that back, on an empty screen, because some terminals keep what was there if the size has changed.
 	enter = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-	leave = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-	// begin goes to the first line; restOfLine and restOfScreen are what is still there of the last drawing.
+	leave = begin + restOfScreen + "\x1b[?7h\x1b[?25h\x1b[?1049l"
+	// begin goes to the first line; restOfLine and restOfScreen take away what is there from the cursor on. Behind a line that ends
+	// in the last column the cursor still stands in that, so they go before text.
 	begin        = "\x1b[H"
 	restOfLine   = "\x1b[K"
 	restOfScreen = "\x1b[J"
@@ -106,16 +107,7 @@ func (t Terminal) draw(ctx context.Context, view View, news <-chan View) error {
 	defer signal.Stop(resized)
 	for {
 		width, height := t.size()
-		var b strings.Builder
-		b.WriteString(begin)
-		for i, text := range view.Screen(width, height, t.Colour) {
-			if i > 0 {
-				b.WriteString("\r\n")
-			}
-			b.WriteString(text + restOfLine)
-		}
-		b.WriteString(restOfScreen)
-		if _, err := io.WriteString(t.Out, b.String()); err != nil {
+		if _, err := io.WriteString(t.Out, drawing(view.Screen(width, height, t.Colour), height)); err != nil {
 			return fmt.Errorf("draw on the terminal: %w", err)
 		}
 		select {
@@ -125,6 +117,22 @@ func (t Terminal) draw(ctx context.Context, view View, news <-chan View) error {
 		case view = <-news:
 		}
 	}
+}
+
+// drawing puts lines over whatever a screen of so many lines shows.
+func drawing(lines []string, height int) string {
+	var b strings.Builder
+	b.WriteString(begin)
+	for i, text := range lines {
+		if i > 0 {
+			b.WriteString("\r\n")
+		}
+		b.WriteString(restOfLine + text)
+	}
+	if len(lines) < height {
+		b.WriteString("\r\n" + restOfScreen)
+	}
+	return b.String()
 }
 
 func (t Terminal) size() (width, height int) {

@@ -163,6 +163,73 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// shownBy is what a terminal shows that does what drawings ask of it, where lines don't wrap: the cursor stays in the last column.
+func shownBy(t *testing.T, width, height int, text string) []string {
+	t.Helper()
+	cells := make([][]rune, height)
+	for y := range cells {
+		cells[y] = []rune(strings.Repeat(" ", width))
+	}
+	x, y := 0, 0
+	for text != "" {
+		var rest string
+		switch {
+		case strings.HasPrefix(text, begin):
+			x, y, rest = 0, 0, text[len(begin):]
+		case strings.HasPrefix(text, restOfLine), strings.HasPrefix(text, restOfScreen):
+			copy(cells[y][x:], []rune(strings.Repeat(" ", width)))
+			if strings.HasPrefix(text, restOfScreen) {
+				for below := y + 1; below < height; below++ {
+					copy(cells[below], []rune(strings.Repeat(" ", width)))
+				}
+			}
+			rest = text[len(restOfLine):]
+		case strings.HasPrefix(text, "\r\n"):
+			if x, y, rest = 0, y+1, text[2:]; y == height {
+				t.Fatal("the screen scrolls")
+			}
+		default:
+			r := []rune(text)[0]
+			if r < ' ' {
+				t.Fatalf("unknown to this terminal: %q", text)
+			}
+			cells[y][x] = r
+			x, rest = min(x+1, width-1), text[len(string(r)):]
+		}
+		text = rest
+	}
+	out := make([]string, height)
+	for y := range cells {
+		out[y] = strings.TrimRight(string(cells[y]), " ")
+	}
+	return out
+}
+
+// TestDrawing: each line is on the screen to its last letter, and nothing of the drawing before it.
+func TestDrawing(t *testing.T) {
+	t.Parallel()
+	const width, height = 5, 3
+	for _, tc := range []struct {
+		name  string
+		lines []string
+	}{
+		{"full", []string{"abcde", "fghij", "klmno"}},
+		{"last one short", []string{"abcde", "fghij", "k"}},
+		{"fewer", []string{"abcde", "fghij"}},
+		{"one", []string{"abcde"}},
+		{"empty between", []string{"", "x", ""}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			before := drawing([]string{"#####", "#####", "#####"}, height)
+			want := append(append([]string{}, tc.lines...), make([]string, height-len(tc.lines))...)
+			if diff := cmp.Diff(want, shownBy(t, width, height, before+drawing(tc.lines, height))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
 // TestNothingToShow: without a first view the terminal is left alone.
 func TestNothingToShow(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -190,6 +191,23 @@ func TestScreenFits(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// TestSmallScreens: a title has at least one row below it.
+func TestSmallScreens(t *testing.T) {
+	t.Parallel()
+	s, u, plan := node()
+	view := New(s, u, plan, now)
+	for height := 1; height < 40; height++ {
+		lines := view.Screen(80, height, false)
+		last := strings.TrimSpace(lines[len(lines)-1])
+		if strings.HasPrefix(last, "HOLDS") || strings.HasPrefix(last, "FREES") || last == "" && height > 6 {
+			t.Errorf("%d lines end with %q", height, last)
+		}
+		if i := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, "FREES ") }); i >= 0 && lines[i-2] == "" {
+			t.Errorf("%d lines have a section without rows", height)
 		}
 	}
 }
