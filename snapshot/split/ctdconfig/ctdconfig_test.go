@@ -13,6 +13,24 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
+// checkGolden compares with the golden file of a name, or with -update writes it.
+func checkGolden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	golden := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(golden, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 // dumped is what the parts of `containerd config dump` look like that a plan is
 // made from; more stands for more lines of the same.
 func dumped(version, more string) string {
@@ -82,19 +100,7 @@ differ = 'walking'
 			if err := p.Err(); err != nil {
 				t.Fatal(err)
 			}
-			golden := filepath.Join("testdata", tc.name+".golden")
-			if *update {
-				if err := os.WriteFile(golden, p.Content, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(p.Content)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			checkGolden(t, tc.name, p.Content)
 			if _, err := parse("", p.Content); err != nil {
 				t.Error(err)
 			}

@@ -39,19 +39,7 @@ func TestRedirectGolden(t *testing.T) {
 			if diff := cmp.Diff(tc.want, r); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			golden := filepath.Join("testdata", tc.name+".golden")
-			if *update {
-				if err := os.WriteFile(golden, p.Content, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(p.Content)); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
-			}
+			checkGolden(t, tc.name, p.Content)
 		})
 	}
 }
