@@ -46,7 +46,7 @@ func TestSystemd(t *testing.T) {
 	}
 	o := guestnode.Options{Files: map[string]guest.File{}}
 	for _, name := range []string{"1.deb", "2.deb"} {
-		o.Files["/root/packages/"+name] = guest.File{Path: filepath.Join(dir, name)}
+		o.Files[guestnode.PackagesDir+"/"+name] = guest.File{Path: filepath.Join(dir, name)}
 	}
 	course(t, run, system, "TestSystemd", o)
 }

@@ -41,6 +41,9 @@ const (
 	ContainersDisk = "containers"
 )
 
+// PackagesDir is where packages lie in a guest that is to install them.
+const PackagesDir = "/opt/packages"
+
 // diskBytes is the size of each of the disks; the files are sparse.
 const diskBytes = 2 << 30
 

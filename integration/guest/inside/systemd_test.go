@@ -15,6 +15,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/cleave-cri/cleave/lab/guestnode"
 	"github.com/cleave-cri/cleave/lab/pod"
 )
 
@@ -255,7 +256,7 @@ func packaged(t *testing.T) {
 	config := read(t, "/etc/cleave/config.yaml")
 	install := func(name string) string {
 		t.Helper()
-		return run(t, "dpkg", "--force-confold", "-i", "/root/packages/"+name)
+		return run(t, "dpkg", "--force-confold", "-i", guestnode.PackagesDir+"/"+name)
 	}
 	t.Log(install("1.deb"))
 	if now := read(t, "/etc/cleave/config.yaml"); now != config {
