@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/explain"
 	"github.com/cleave-cri/cleave/integration/matrix/cell"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
@@ -165,6 +168,7 @@ func (c *cluster) close(t *testing.T) {
 	if c.node != nil {
 		if t.Failed() && c.node.Cleave != nil {
 			t.Logf("cleave's log:\n%s", c.node.Cleave.LogTail(40))
+			t.Logf("its decisions:\n%s", c.decisions())
 		}
 		if err := c.node.Close(ctx); err != nil {
 			t.Error(err)
@@ -175,6 +179,15 @@ func (c *cluster) close(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// decisions is what cleave has recorded of the disks, in words.
+func (c *cluster) decisions() string {
+	var text strings.Builder
+	if err := explain.Explain(&text, filepath.Join(c.node.Cleave.Config().StateDir, flight.FileName), ""); err != nil {
+		return err.Error()
+	}
+	return text.String()
 }
 
 // writeNetwork gives pods a bridge of their own; it goes with the network namespace.
