@@ -48,6 +48,7 @@ func controlServer(a answers) *http.Server {
 		"GET " + pathPlan:      control.Without(a.decisions.plan),
 		"GET " + pathRequests:  control.Without(a.decisions.requests),
 		"POST " + pathCollect:  control.With(a.decisions.collect),
+		"POST " + pathExplain:  control.With(a.decisions.explain),
 		"POST " + pathLargest:  control.With(a.largest),
 	})
 	mux := http.NewServeMux()

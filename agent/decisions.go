@@ -333,7 +333,7 @@ func (d *decisions) openRecorder() error {
 }
 
 func (d *decisions) record(r record.Record, acted bool) {
-	for _, e := range newsOf(r, d.cfg.Reclaim.Evict && d.cfg.Mode != config.ModeObserve) {
+	for _, e := range newsOf(r, !d.reportsOnly()) {
 		d.tell(e)
 	}
 	d.mu.Lock()

@@ -173,6 +173,10 @@ type ReclaimStatus struct {
 	// LeftOut are pods that are not ranked, so that none of them is evicted, and why; at most shownPods of them, and LeftOutCount all.
 	LeftOut      []string `json:"leftOut,omitempty"`
 	LeftOutCount int      `json:"leftOutCount,omitempty"`
+	// Next are the pods that would go first if a filesystem were short, for each of them.
+	Next []NextPods `json:"next,omitempty"`
+	// ReportsOnly says that cleave evicts nobody, whatever is short.
+	ReportsOnly bool `json:"reportsOnly,omitempty"`
 	// Records counts what was written to the flight recorder, nil while another process records.
 	Records *flight.Counters `json:"records,omitempty"`
 	// Kube is what the cluster was told, nil where nothing is to be.
@@ -180,7 +184,7 @@ type ReclaimStatus struct {
 }
 
 func (d *decisions) status() *ReclaimStatus {
-	s := &ReclaimStatus{Status: d.keeper.Status()}
+	s := &ReclaimStatus{Status: d.keeper.Status(), Next: next(d.keeper.IfShort()), ReportsOnly: d.reportsOnly()}
 	if c := d.cluster.Load(); c != nil {
 		s.Kube = c.teller.Status()
 	}
@@ -210,6 +214,12 @@ func (s *ReclaimStatus) writeText(out *page.Writer, now time.Time) {
 		out.Printf("Reclaim: %s (%s ago); since the start %d things deleted, %s freed, %d pods evicted.\n", what, now.Sub(*s.LookedAt).Round(time.Second),
 			s.Counts.Deleted, page.Bytes(uint64(max(s.Counts.GainedBytes, 0))), s.Counts.Evicted) //nolint:gosec // not below zero
 		out.Printf("  begins at: %s\n", strings.Join(s.Thresholds, ", "))
+		for _, n := range s.Next {
+			n.writeText(out)
+		}
+		if s.ReportsOnly {
+			out.Printf("  %s\n", reportsOnly)
+		}
 	}
 	if s.Held != "" {
 		out.Printf("! Reclaim: nobody is evicted before it is known whether images and containers are enough: %s\n", s.Held)

@@ -1,7 +1,7 @@
 // Package explain shows recorded decisions: in sentences why they are what they
 // are, and whether this engine would decide the same again. It is what `cleave
-// explain` and `cleave replay` do. Of ours it imports records, the engine and
-// pages of text.
+// explain` and `cleave replay` do. Of ours it imports records, the flight
+// recorder that has them, the engine and pages of text.
 package explain
 
 import (
@@ -24,10 +24,7 @@ const others = 5
 // sentences about pods are about that one; there are none if the pod is not in
 // the record.
 func Sentences(r record.Record, pod string) []string {
-	t := teller{r: r, pods: map[string]*engine.Pod{}}
-	for i := range r.Input.Pods {
-		t.pods[r.Input.Pods[i].UID] = &r.Input.Pods[i]
-	}
+	t := newTeller(r)
 	if pod != "" {
 		for uid := range t.pods {
 			if t.called(uid, pod) {
@@ -54,11 +51,77 @@ func Sentences(r record.Record, pod string) []string {
 	return t.out
 }
 
+// IfShort explains a decision that nobody made, of [engine.Config.IfShort]: who would go if that filesystem were short and nothing could
+// be reclaimed. With a pod's name, as in [Sentences], it is about that one, and there are none if it is not ranked.
+func IfShort(r record.Record, pod string) []string {
+	t := newTeller(r)
+	if t.would = true; pod != "" {
+		for _, ranked := range r.Decision.Ranking {
+			if t.called(ranked.UID, pod) {
+				t.only = append(t.only, ranked.UID)
+			}
+		}
+		if len(t.only) == 0 {
+			return nil
+		}
+	}
+	d := r.Decision
+	var o engine.Observation
+	if r.Input.Summary != nil {
+		o = r.Input.Summary.Observe()[d.Threshold.Signal]
+	}
+	want := d.Threshold.Value.Of(o.Capacity)
+	state := "has"
+	if o.Available < want.Value() {
+		state = "is short and has"
+	}
+	t.say("%s %s %s available of %s; the threshold is %s, %s.", d.Threshold.Signal, state, amount(d.Threshold.Signal, o.Available),
+		amount(d.Threshold.Signal, o.Capacity), amount(d.Threshold.Signal, want.Value()), kindOf(d.Threshold))
+	t.went()
+	return t.out
+}
+
+// Standing says what puts a pod where it is in the ranking of a record; empty for one that is not in it.
+func Standing(r record.Record, uid string) string {
+	t := newTeller(r)
+	for _, ranked := range r.Decision.Ranking {
+		if ranked.UID == uid {
+			return t.standing(ranked)
+		}
+	}
+	return ""
+}
+
+// Nobody says why a decision has no victim; empty if it has one.
+func Nobody(d engine.Decision) string {
+	if d.Victim != nil {
+		return ""
+	}
+	return noVictim(d)
+}
+
+func newTeller(r record.Record) teller {
+	t := teller{r: r, pods: map[string]*engine.Pod{}}
+	for i := range r.Input.Pods {
+		t.pods[r.Input.Pods[i].UID] = &r.Input.Pods[i]
+	}
+	return t
+}
+
+func kindOf(t engine.Threshold) string {
+	if t.Hard() {
+		return "a hard one"
+	}
+	return fmt.Sprintf("one that has to be met for %s", t.Grace)
+}
+
 type teller struct {
 	r    record.Record
 	pods map[string]*engine.Pod
 	only []string
-	out  []string
+	// would says that nobody goes: it is told who would.
+	would bool
+	out   []string
 }
 
 func (t *teller) say(format string, args ...any) { t.out = append(t.out, fmt.Sprintf(format, args...)) }
@@ -217,7 +280,11 @@ func (t *teller) went() {
 		return
 	}
 	if d.Victim == nil {
-		t.say("No pod was to go: %s.", noVictim(d))
+		sentence := "No pod was to go: %s."
+		if t.would {
+			sentence = "No pod would go: %s."
+		}
+		t.say(sentence, noVictim(d))
 		return
 	}
 	place := func(uid string) int {
@@ -231,10 +298,16 @@ func (t *teller) went() {
 	lives := t.r.Verdict != nil && t.r.Verdict.Resolved
 	if t.about(victim.UID) {
 		verb := "goes"
-		if lives {
+		switch {
+		case lives:
 			verb = "would have been next"
+		case t.would:
+			verb = "would go first"
 		}
 		t.say("%s %s: it is number %d of %d. %s", t.name(victim.UID), verb, i+1, len(d.Ranking), t.standing(victim))
+		if victim.Measured && !victim.Exceeds {
+			t.out[len(t.out)-1] = strings.TrimSuffix(t.out[len(t.out)-1], ".") + "; no pod that may go stands before it."
+		}
 	}
 	shown := 0
 	for j, o := range d.Ranking {
@@ -298,7 +371,7 @@ func (t *teller) standing(r engine.Ranked) string {
 	if r.Exceeds {
 		return fmt.Sprintf("It uses %s, %s more than it requests (RANK-9), at priority %d.", amount(s, r.Usage.Value()), amount(s, r.Over.Value()), r.Priority)
 	}
-	return fmt.Sprintf("It uses %s, which is not more than it requests, at priority %d; no pod that may go stands before it.", amount(s, r.Usage.Value()), r.Priority)
+	return fmt.Sprintf("It uses %s, which is not more than it requests, at priority %d.", amount(s, r.Usage.Value()), r.Priority)
 }
 
 // lessBytes says whether inodes were ranked less a request of bytes, which no

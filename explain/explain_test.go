@@ -103,6 +103,41 @@ func TestWhyThisOneAndNotThatOne(t *testing.T) {
 	}
 }
 
+// TestIfShort holds what is said of a shortage that is not there.
+func TestIfShort(t *testing.T) {
+	t.Parallel()
+	r := full(t, engine.Cleave())
+	r.Input.Summary.NodeFS.AvailableBytes = ptr(uint64(40 * gib))
+	r.Next, r.Decision = r.Config.Sync(r.State, r.Input)
+	list := r.Config.IfShort(r.Next, r.Input)
+	if r.Decision.Outcome != engine.Calm || len(list) != 1 {
+		t.Fatalf("%s, and %d decisions", r.Decision.Outcome, len(list))
+	}
+	r.Decision = list[0]
+	for pod, want := range map[string][]string{
+		"":             {"nodefs.available has 40.0Gi available of 100.0Gi; the threshold is 10.0Gi, a hard one.", "shop/greedy would go first: it is number 2 of 7. It uses 30.0Gi"},
+		"shop/behaved": {"nodefs.available has 40.0Gi", "Not shop/behaved, number 7: it uses 50.0Gi, not more than it requests (RANK-9)."},
+		"static":       {"nodefs.available has 40.0Gi", "Not shop/static, number 1: it never goes"},
+	} {
+		got := IfShort(r, pod)
+		if len(got) < len(want) {
+			t.Errorf("%s: %q", pod, got)
+			continue
+		}
+		for i, w := range want {
+			if !strings.HasPrefix(got[i], w) {
+				t.Errorf("%s: %q, want %q", pod, got[i], w)
+			}
+		}
+	}
+	if got := IfShort(r, "other"); got != nil {
+		t.Errorf("of a pod that is not there: %q", got)
+	}
+	if s := Standing(r, "last"); s != "It uses 1.0Gi, 1.0Gi more than it requests (RANK-9), at priority 0." {
+		t.Errorf("last: %q", s)
+	}
+}
+
 func written(t *testing.T, records ...record.Record) (file string, text []byte) {
 	t.Helper()
 	var err error

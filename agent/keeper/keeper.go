@@ -137,6 +137,8 @@ type Keeper struct {
 
 	mu     sync.Mutex
 	status Status // guarded by mu
+	// last is what the last pass saw and left; guarded by mu; nil before it, and while nothing can be decided.
+	last *record.Record
 
 	// Used by the one goroutine of Run only.
 	state     engine.State

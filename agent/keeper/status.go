@@ -183,6 +183,24 @@ func (k *Keeper) blind(err error) {
 		k.parts.Log.Warn("nothing is decided about the disks", zap.Error(err))
 	}
 	k.status.Problem = err.Error()
+	k.last = nil
+}
+
+// IfShort says for each filesystem who would go first if it were short and nothing could be reclaimed, by what the last pass saw: records
+// of decisions that nobody made. There are none before a pass, and while nothing can be decided. It does not block.
+func (k *Keeper) IfShort() (out []record.Record) {
+	k.mu.Lock()
+	last := k.last
+	k.mu.Unlock()
+	if last == nil {
+		return nil
+	}
+	for _, d := range last.Config.IfShort(last.Next, last.Input) {
+		r := *last
+		r.Decision = d
+		out = append(out, r)
+	}
+	return out
 }
 
 // note keeps what a pass came to, and records it if it is news.
@@ -236,4 +254,5 @@ func (k *Keeper) note(setup Setup, in engine.Input, r record.Record, acted bool)
 		s.Last = &r
 	}
 	k.status = s
+	k.last = &record.Record{Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Config: setup.Config, Input: in, Next: k.state}
 }

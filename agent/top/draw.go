@@ -10,7 +10,9 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/cleave-cri/cleave/agent"
 	"github.com/cleave-cri/cleave/agent/page"
+	"github.com/cleave-cri/cleave/engine"
 )
 
 // style is how a line looks on a terminal with colours.
@@ -34,9 +36,9 @@ type line struct {
 
 // Screen is a view for a terminal of so many columns and lines: at most height lines, none wider than width.
 func (v View) Screen(width, height int, colour bool) []string {
-	lines := v.top()
-	for _, f := range v.Filesystems {
-		lines = append(lines, f.lines(width)...)
+	lines := v.filesystemLines(width, true)
+	if len(lines)+2*leastSection > height {
+		lines = v.filesystemLines(width, false)
 	}
 	holders := section("HOLDS", "DEVICE", "WHO", v.holderLines())
 	next := section("FREES", "KIND", "WHAT WOULD GO FIRST, BY WHICH RULE, IF WHAT IS SHORT", v.nextLines())
@@ -71,6 +73,51 @@ const leastSection = 3
 
 // shownProblems is how many problems a screen names: filesystems matter more.
 const shownProblems = 3
+
+// filesystemLines are those above the sections; pods asks for who would go first on each filesystem.
+func (v View) filesystemLines(width int, pods bool) []line {
+	out := v.top()
+	for _, f := range v.Filesystems {
+		out = append(out, f.lines(width)...)
+		if next := f.nextPods(); pods && next != "" {
+			out = append(out, line{"  " + next, plain})
+		}
+	}
+	return out
+}
+
+// shownPods is how many pods a line names.
+const shownPods = 3
+
+// nextPods says in a line who would go first; empty while that is not known.
+func (f Filesystem) nextPods() string {
+	if f.Next == nil || f.Next.Nobody == "" && len(f.Next.Pods) == 0 {
+		return ""
+	}
+	if f.Next.Nobody != "" {
+		return "no pod would go: " + page.Name(f.Next.Nobody)
+	}
+	pods := f.Next.Pods[:min(len(f.Next.Pods), shownPods)]
+	names := make([]string, len(pods))
+	for i, p := range pods {
+		names[i] = fmt.Sprintf("%s (%s)", page.Name(p.Namespace+"/"+p.Name), used(f.Next.Signal, p))
+	}
+	if more := f.Next.Count - len(pods); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return "pods that would go first: " + strings.Join(names, ", ")
+}
+
+func used(s engine.Signal, p agent.NextPod) string {
+	switch {
+	case p.Used == nil:
+		return "no figures"
+	case s.Resource() == engine.Inodes:
+		return fmt.Sprintf("%d inodes", *p.Used)
+	default:
+		return page.Bytes(positive(*p.Used))
+	}
+}
 
 func (v View) top() (out []line) {
 	head := fmt.Sprintf("cleave %s  mode %s  layout %s  %s", v.Version, v.Mode, v.Layout, v.At.UTC().Format("15:04:05 UTC"))
@@ -258,6 +305,27 @@ func (v View) nextLines() (out [][3]string) {
 	return out
 }
 
+// podLines are for a page, which has room for why.
+func (v View) podLines() (out [][3]string) {
+	for _, f := range v.Filesystems {
+		if f.Next == nil {
+			continue
+		}
+		device := f.Device + " " + string(f.Roles[0])
+		if f.Next.Nobody != "" {
+			out = append(out, [3]string{"-", device, "none: " + page.Name(f.Next.Nobody)})
+			continue
+		}
+		for _, p := range f.Next.Pods[:min(len(f.Next.Pods), shownPods)] {
+			out = append(out, [3]string{used(f.Next.Signal, p), device, page.Name(p.Namespace+"/"+p.Name) + "  " + page.Name(p.Why)})
+		}
+	}
+	if len(out) == 0 {
+		out = append(out, [3]string{"-", "", "none, as far as is known"})
+	}
+	return out
+}
+
 // clip cuts a line where the screen ends.
 func clip(text string, width int) string {
 	columns := 0
@@ -327,6 +395,11 @@ func (v View) WriteText(w io.Writer, _ time.Time) error {
 	row()
 	row("FREES", "KIND", "WHAT WOULD GO FIRST, BY WHICH RULE, IF WHAT IS SHORT")
 	for _, r := range cut(v.nextLines()) {
+		row(r[:]...)
+	}
+	row()
+	row("HAS", "DEVICE", "POD THAT WOULD GO IF THAT IS NOT ENOUGH, AND WHY")
+	for _, r := range v.podLines() {
 		row(r[:]...)
 	}
 	if err := tw.Flush(); err != nil {

@@ -1,5 +1,5 @@
 // Package top is `cleave top`: a node's disks on one screen, with what holds most
-// of them and what would go first. View is made of what the control socket
+// of them, what would be deleted first and which pods would go. View is made of what the control socket
 // answers and is pure; Terminal keeps a screen up to date. It may import agent;
 // only cmd may import it.
 package top
@@ -56,6 +56,8 @@ type Filesystem struct {
 	InodesTotal *uint64 `json:"inodesTotal,omitempty"`
 	InodesFree  *uint64 `json:"inodesFree,omitempty"`
 	Marks       []Mark  `json:"marks,omitempty"`
+	// Next are the pods that would go first if it were short and nothing could be reclaimed; nil where that is not known.
+	Next *agent.NextPods `json:"next,omitempty"`
 }
 
 // Mark is a threshold on a filesystem.
@@ -110,7 +112,11 @@ func New(s agent.Status, u agent.Usage, plan agent.Plan, now time.Time) View {
 		}
 	}
 	for _, f := range s.Filesystems {
-		v.Filesystems = append(v.Filesystems, filesystem(f, s.Stuck, thresholds, coming))
+		shown := filesystem(f, s.Stuck, thresholds, coming)
+		if s.Reclaim != nil {
+			shown.Next = nextOn(f.Roles, s.Reclaim.Next)
+		}
+		v.Filesystems = append(v.Filesystems, shown)
 	}
 	v.Holders = holders(s, u)
 	v.Next = candidates(plan, v.Filesystems)
@@ -187,6 +193,16 @@ func filesystem(f agent.FilesystemStatus, stuck []agent.StuckRole, thresholds []
 		out.Marks = append(out.Marks, m)
 	}
 	return out
+}
+
+// nextOn are the pods of the filesystem that has these roles; nil if nothing is known of them.
+func nextOn(roles []fsstats.Role, all []agent.NextPods) *agent.NextPods {
+	for i := range all {
+		if role, _, _ := strings.Cut(string(all[i].Signal), "."); slices.Contains(roles, fsstats.Role(role)) {
+			return &all[i]
+		}
+	}
+	return nil
 }
 
 // readThreshold reads what [engine.Threshold.String] writes. One that can't be met is none.

@@ -83,6 +83,12 @@ func node() (agent.Status, agent.Usage, agent.Plan) {
 			Coming:     []engine.Coming{{Threshold: imagesHard, In: 12*time.Minute + 400*time.Millisecond}},
 			Leaving:    []string{"u9"},
 			Overlaps:   []string{"nodefs.available < 1Gi"},
+		}, Next: []agent.NextPods{
+			{Signal: engine.NodeFSInodesFree, Threshold: inodesHard.String(), Met: true, Count: 7, Pods: []agent.NextPod{
+				{Namespace: "shop", Name: "small\x1b[2J", UID: "u2", Used: ptr(int64(4711)), Why: "It uses 4711 inodes."}, {Namespace: "shop", Name: "new", UID: "u3", Why: "There are no figures of it."},
+			}},
+			{Signal: engine.ImageFSAvailable, Threshold: imagesHard.String(), Nobody: "none of them has anything there"},
+			{Signal: engine.ContainerFSAvailable, Threshold: layersHard.String(), Met: true, Count: 1, Pods: []agent.NextPod{{Namespace: "shop", Name: "web-7d4b9", UID: "u1", Used: ptr(int64(30 << 30)), Why: "It uses 30.0Gi."}}},
 		}},
 	}
 	part := func(device string, bytes int64) []agent.PartUsage {
@@ -208,6 +214,19 @@ func TestSmallScreens(t *testing.T) {
 		}
 		if i := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, "FREES ") }); i >= 0 && lines[i-2] == "" {
 			t.Errorf("%d lines have a section without rows", height)
+		}
+	}
+}
+
+// TestNextPodsGiveWay: on a screen that is too small for all, holders and what would be deleted are shown, not who would be evicted.
+func TestNextPodsGiveWay(t *testing.T) {
+	t.Parallel()
+	s, u, plan := node()
+	view := New(s, u, plan, now)
+	for height, want := range map[int]bool{24: false, 40: true} {
+		screen := strings.Join(view.Screen(120, height, false), "\n")
+		if got := strings.Contains(screen, "  pods that would go first: shop/web-7d4b9 (30.0Gi)\n"); got != want || !strings.Contains(screen, "HOLDS") || !strings.Contains(screen, "FREES") {
+			t.Errorf("%d lines:\n%s", height, screen)
 		}
 	}
 }
