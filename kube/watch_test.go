@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net/http"
@@ -264,6 +265,54 @@ func TestWatchLeavesOthersOut(t *testing.T) {
 	got := waitFor(t, "the list", start(t, &rest.Config{Host: s.URL}), has("a 1"))
 	if !strings.Contains(got.Problem, `n/b is on node "node-2"`) && !strings.Contains(got.Problem, "n/c has no UID") {
 		t.Errorf("problem %q", got.Problem)
+	}
+}
+
+// TestClocksThatDiffer: how old something is goes by this machine's clock alone, whatever time the API server thinks it is.
+func TestClocksThatDiffer(t *testing.T) {
+	t.Parallel()
+	for _, year := range []string{"1970", "2200"} {
+		t.Run(year, func(t *testing.T) {
+			t.Parallel()
+			there := fmt.Sprintf(`"metadata":{"creationTimestamp":"%[1]s-01-01T00:00:00Z","deletionTimestamp":"%[1]s-01-01T00:00:01Z",`, year)
+			s := newServer(t)
+			s.answer(func(w http.ResponseWriter) {
+				w.Header().Set("Date", "Wed, 01 Jan "+year+" 00:00:00 GMT")
+				pods(strings.Replace(podJSON("a", "1"), `"metadata":{`, there, 1))(w)
+			})
+			before := time.Now()
+			got := waitFor(t, "the list", start(t, &rest.Config{Host: s.URL}), has("a 1"))
+			if got.AsOf.Before(before) || got.AsOf.After(time.Now()) || got.Problem != "" || !got.Pods[0].Terminating {
+				t.Errorf("it is known from %s, by a clock that was at %s: %+v", got.AsOf, before, got)
+			}
+		})
+	}
+}
+
+// TestServerThatHangs: one that takes questions and never answers holds nobody up for longer than a call may take, and what was known
+// stays known, and gets older.
+func TestServerThatHangs(t *testing.T) {
+	t.Parallel()
+	s := newServer(t)
+	hang := make(chan struct{})
+	s.answer(pods(podJSON("a", "1")))
+	w := start(t, &rest.Config{Host: s.URL})
+	known := waitFor(t, "the list", w, has("a 1"))
+	asked := make(chan struct{}, 16)
+	s.answer(func(http.ResponseWriter) { asked <- struct{}{}; <-hang })
+	defer close(hang)
+	events := <-s.streams
+	events <- `{"type":"ERROR","object":{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","message":"too old","code":410}}`
+	<-asked // for a list
+	client, err := NewClientFor(&rest.Config{Host: s.URL}, "node-1", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p, err := client.Pod(t.Context(), "n", "a"); !errors.Is(err, context.DeadlineExceeded) || Denied(err) {
+		t.Errorf("of a pod it is said %+v, %v", p, err)
+	}
+	if got := w.Pods(); !has("a 1")(got) || got.AsOf.Before(known.AsOf) || time.Since(got.AsOf) < callLimit {
+		t.Errorf("after that is known %+v", got)
 	}
 }
 
