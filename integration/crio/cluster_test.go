@@ -26,6 +26,8 @@ import (
 const (
 	diskImages     = "images"
 	diskContainers = "containers"
+	// diskNode is the kubelet's, on a node with three.
+	diskNode = "node"
 )
 
 // cluster is a control plane and its one node.
@@ -51,6 +53,8 @@ type options struct {
 	cleave func(*config.Config)
 	// containersBytes is the size of the disk of writable layers; 0 means 2 GiB.
 	containersBytes int64
+	// separate gives the kubelet's files, volumes and logs a third disk, of 120 GiB; it is sparse, as the others are.
+	separate bool
 	// account has cleave ask the API server with an identity that is not the kubelet's.
 	account bool
 	// audit has the API server note every request.
@@ -73,7 +77,7 @@ func (o options) programs(ctx context.Context) (programs, error) {
 	return programs{containerd: paths[0], shim: paths[1], kubelet: paths[2], apiserver: paths[3], etcd: paths[4]}, nil
 }
 
-// start makes a split node: image layers on one disk of 1 GiB, writable layers, volumes and logs on another of 2 GiB.
+// start makes a split node: image layers on one disk of 1 GiB, writable layers, volumes and logs on another of 2 GiB; or a separate one.
 func start(t *testing.T, o options) *cluster {
 	t.Helper()
 	need.Root(t)
@@ -107,17 +111,20 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 			return err
 		}
 	}
+	disks, kubelets := []disk.Spec{
+		{Name: diskImages, FS: disk.Ext4, SizeBytes: 1 << 30},
+		{Name: diskContainers, FS: disk.Ext4, SizeBytes: cmp.Or(o.containersBytes, 2<<30)},
+	}, diskContainers
+	if o.separate {
+		disks, kubelets = append(disks, disk.Spec{Name: diskNode, FS: disk.Ext4, SizeBytes: 120 << 30}), diskNode
+	}
 	c.node, err = node.Start(ctx, run, node.Options{
 		Containerd: p.containerd, Shim: p.shim,
-		Cleave: os.Getenv(cleaveEnv),
-		Disks: []disk.Spec{
-			{Name: diskImages, FS: disk.Ext4, SizeBytes: 1 << 30},
-			{Name: diskContainers, FS: disk.Ext4, SizeBytes: cmp.Or(o.containersBytes, 2<<30)},
-		},
+		Cleave: os.Getenv(cleaveEnv), Disks: disks,
 		Configure: func(cfg *config.Config, disks map[string]*disk.Disk) {
 			cfg.Mode = cmp.Or(o.mode, config.ModeCRIO)
-			cfg.Filesystems.NodeFS = filepath.Join(disks[diskContainers].Path(), "kubelet")
-			cfg.Filesystems.Logs = filepath.Join(disks[diskContainers].Path(), "pods")
+			cfg.Filesystems.NodeFS = filepath.Join(disks[kubelets].Path(), "kubelet")
+			cfg.Filesystems.Logs = filepath.Join(disks[kubelets].Path(), "pods")
 			if o.account {
 				cfg.Reclaim.Kubeconfig = at("account.kubeconfig")
 			}
@@ -142,7 +149,7 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 	if o.direct {
 		endpoint = c.node.Runtime.Endpoint()
 	}
-	disk := c.node.Disks[diskContainers].Path()
+	disk := c.node.Disks[kubelets].Path()
 	c.kubelet, err = kube.NewKubelet(c.plane, kube.KubeletOptions{
 		Binary: p.kubelet, Dir: at("kubelet"), Env: run.Env(), Endpoint: endpoint, Containerd: c.node.Runtime.Socket(), Cgroup: run.Cgroup(), Settings: o.settings,
 		RootDir: filepath.Join(disk, "kubelet"), PodLogsDir: filepath.Join(disk, "pods"),

@@ -18,6 +18,9 @@ import (
 	"github.com/cleave-cri/cleave/lab/pod"
 )
 
+// transition is how long there has to be room before a condition ends.
+const transition = 5 * time.Second
+
 // eviction are the kubelet's settings for these tests: thresholds that a test reaches within seconds, and no waiting.
 func eviction(hard map[string]string) map[string]any {
 	all := map[string]string{"memory.available": "10Mi", "nodefs.available": "2%", "nodefs.inodesFree": "1%", "imagefs.available": "2%", "imagefs.inodesFree": "1%"}
@@ -25,7 +28,7 @@ func eviction(hard map[string]string) map[string]any {
 		all[signal] = threshold
 	}
 	return map[string]any{
-		"evictionHard": all, "evictionPressureTransitionPeriod": "5s", "imageMinimumGCAge": "1s", "volumeStatsAggPeriod": "5s",
+		"evictionHard": all, "evictionPressureTransitionPeriod": transition.String(), "imageMinimumGCAge": "1s", "volumeStatsAggPeriod": "5s",
 		"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99, // only eviction removes images here
 	}
 }
