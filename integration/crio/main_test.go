@@ -7,6 +7,7 @@ package crio
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"testing"
 	"time"
@@ -30,6 +31,7 @@ func run(m *testing.M) int {
 		return m.Run() // every test says what it needs
 	}
 	var dir string
+	var alone io.Closer
 	inside, status, err := enclave.Apart(func() (err error) {
 		ctx := context.Background()
 		if _, err := bin.Get(ctx, os.Stderr, "containerd", "shim", "kubelet", "apiserver", "etcd"); err != nil {
@@ -47,8 +49,17 @@ func run(m *testing.M) int {
 		if err != nil {
 			return err
 		}
-		return os.Setenv(cleaveEnv, binary)
+		if err := os.Setenv(cleaveEnv, binary); err != nil {
+			return err
+		}
+		alone, err = enclave.Alone(ctx, func() {
+			fmt.Fprintln(os.Stderr, "waiting for another program with a kubelet to end")
+		})
+		return err
 	})
+	if alone != nil {
+		defer alone.Close() //nolint:errcheck // it goes with this process anyway
+	}
 	if dir != "" {
 		defer os.RemoveAll(dir) //nolint:errcheck,forbidigo // holds one program of ours
 	}

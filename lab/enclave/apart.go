@@ -1,18 +1,23 @@
 package enclave
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/cleave-cri/cleave/lab/flock"
 )
 
 // apartEnv tells a process that it is the one inside; the value is the process that started it.
@@ -70,6 +75,22 @@ func Apart(prepare func() error) (inside bool, status int, _ error) {
 			return false, 1, fmt.Errorf("this program in namespaces of its own: %s", child.ProcessState)
 		}
 	}
+}
+
+// alone is the lock of [Alone], in the machine's folder of temporary files.
+const alone = "cleave-kubelet.lock"
+
+// Alone waits until no other program of ours on this machine that said so runs, and calls waiting once if it has to. It is so
+// until the lock is closed, or until this process has ended.
+//
+// It is for programs that start kubelets: cgroups are no part of an enclave, so each kubelet's cAdvisor sees the pods of all, and asks
+// its own CRI-O about each, which does not know them; starting takes most of a minute then, and figures of pods come late.
+func Alone(ctx context.Context, waiting func()) (io.Closer, error) {
+	lock, err := flock.Take(ctx, filepath.Join(os.TempDir(), alone), waiting)
+	if err != nil {
+		return nil, fmt.Errorf("be the only one with a kubelet: %w", err)
+	}
+	return lock, nil
 }
 
 func start(cmd *exec.Cmd, started, ended chan<- error) error {
