@@ -171,17 +171,24 @@ func publishedAmounts(ctx context.Context, kubeconfig string, s kubelet.Settings
 // nodeClient asks the API server as a kubeconfig says, about the node of a kubelet. One that is not the kubelet's own is taken for a
 // service account's.
 func nodeClient(kubeconfig string, s kubelet.Settings) (*kube.Client, error) {
+	node, err := nodeName(s)
+	if err != nil {
+		return nil, err
+	}
+	return kube.NewClient(kube.ConnectOptions{Kubeconfig: kubeconfig, ServiceAccount: kubeconfig != s.Kubeconfig.Value, Node: node, UserAgent: "cleave"})
+}
+
+// nodeName is what the kubelet calls its node: what it was told, or the host's name, in lower case.
+func nodeName(s kubelet.Settings) (string, error) {
 	name := s.NodeName.Value
 	if name == "" {
 		host, err := os.Hostname()
 		if err != nil {
-			return nil, fmt.Errorf("find the name of this node: %w", err)
+			return "", fmt.Errorf("find the name of this node: %w", err)
 		}
 		name = host
 	}
-	return kube.NewClient(kube.ConnectOptions{
-		Kubeconfig: kubeconfig, ServiceAccount: kubeconfig != s.Kubeconfig.Value, Node: strings.ToLower(strings.TrimSpace(name)), UserAgent: "cleave",
-	})
+	return strings.ToLower(strings.TrimSpace(name)), nil
 }
 
 // rightsChecks are about what cleave may do at the API server: as configured, or as the kubelet. A kubelet without a kubeconfig may

@@ -92,22 +92,6 @@ type decisions struct {
 	kept *lastlogs.Keeper
 }
 
-// cluster is what is known from Kubernetes and asked of it.
-type cluster struct {
-	client  *kube.Client
-	watch   *kube.Watch
-	static  *kube.Manifests
-	evictor *evict.Evictor
-	teller  *teller
-}
-
-func (c *cluster) view() kube.View {
-	if c == nil {
-		return kube.View{}
-	}
-	return kube.Merge(c.watch.Pods(), c.static.Pods())
-}
-
 // openDecisions makes what reclaims and evicts, where that is configured.
 func (a *agent) openDecisions(c *proxy.Config) error {
 	if !a.cfg.Reclaim.Enabled {
@@ -279,38 +263,6 @@ func (d *decisions) findKubelet(ctx context.Context) error {
 		return fmt.Errorf("find the kubelet: %w", err)
 	}
 	d.kubelet.Store(&s)
-	return nil
-}
-
-// connect begins to watch this node's pods.
-func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
-	s := d.kubelet.Load()
-	if s == nil || d.cluster.Load() != nil {
-		return nil
-	}
-	kubeconfig := s.Kubeconfig.Value
-	if d.cfg.Reclaim.Kubeconfig != "" {
-		kubeconfig = d.cfg.Reclaim.Kubeconfig
-	}
-	if kubeconfig == "" {
-		return nil // a kubelet of its own: pods' needs are not known, and none is evicted
-	}
-	client, err := nodeClient(kubeconfig, *s)
-	if err != nil {
-		return err
-	}
-	c := &cluster{client: client, watch: kube.NewWatch(client), static: kube.NewManifests(s.StaticPodPath.Value, client.Node(), kubeletEvery)}
-	c.evictor = evict.New(client, evict.Options{})
-	c.teller = newTeller(client, d.cfg, d.log.Named("kube"))
-	parts.Go(func() { c.teller.run(ctx) })
-	for _, run := range []func(context.Context) error{c.watch.Run, c.static.Run} {
-		parts.Go(func() {
-			if err := run(ctx); err != nil && ctx.Err() == nil {
-				d.log.Warn("pods are not known any more", zap.Error(err))
-			}
-		})
-	}
-	d.cluster.Store(c)
 	return nil
 }
 
