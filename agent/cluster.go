@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/agent/kubeletapi"
 	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/kube/evict"
 )
@@ -19,6 +22,7 @@ type cluster struct {
 	client  *kube.Client
 	watch   *kube.Watch
 	static  *kube.Manifests
+	page    *kube.KubeletPods
 	evictor *evict.Evictor
 	teller  *teller
 
@@ -40,7 +44,17 @@ func (c *cluster) view() kube.View {
 	if c == nil {
 		return kube.View{}
 	}
-	return kube.Merge(c.watch.Pods(), c.static.Pods())
+	return viewOf(c.watch.Pods(), c.page.Pods(), c.static.Pods(), time.Now())
+}
+
+// viewOf is what is known of pods. As long as the API server is heard of, the kubelet's page says nothing better, and a pod that is gone
+// may be on it still: whoever was evicted a moment ago would be told to go again. What the kubelet said long ago says nothing either.
+func viewOf(api, page, static kube.Snapshot, now time.Time) kube.View {
+	heard := !api.AsOf.IsZero() && now.Sub(api.AsOf) < apiSilent
+	if heard || now.Sub(page.AsOf) > podsMaxAge {
+		page.Pods = nil
+	}
+	return kube.Merge(api, page, static)
 }
 
 // connect begins to watch this node's pods, and again when the kubelet belongs to another cluster or is another node there, as after
@@ -79,6 +93,10 @@ func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
 	}
 	within, end := context.WithCancel(ctx)
 	c := &cluster{client: client, watch: kube.NewWatch(client), static: kube.NewManifests(as.staticPodPath, as.node, kubeletEvery), as: as, end: end}
+	if c.page, err = kube.NewKubeletPods(kube.KubeletPodsOptions{Ask: d.askPods, Every: pagePeriod}); err != nil {
+		end()
+		return err
+	}
 	c.evictor = evict.New(client, evict.Options{})
 	c.teller = newTeller(client, d.cfg, d.log.Named("kube"))
 	d.cluster.Store(c)
@@ -88,7 +106,7 @@ func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
 		old.running.Wait() // what it takes back, the new one may set
 	}
 	c.running.Go(func() { c.teller.run(within) })
-	for _, run := range []func(context.Context) error{c.watch.Run, c.static.Run} {
+	for _, run := range []func(context.Context) error{c.watch.Run, c.page.Run, c.static.Run} {
 		c.running.Go(func() {
 			if err := run(within); err != nil && within.Err() == nil {
 				d.log.Warn("pods are not known any more", zap.Error(err))
@@ -97,4 +115,13 @@ func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
 	}
 	parts.Go(c.running.Wait)
 	return nil
+}
+
+// askPods asks the kubelet that runs for its pods.
+func (d *decisions) askPods(ctx context.Context) ([]byte, error) {
+	s := d.kubelet.Load()
+	if s == nil || !runs(s) {
+		return nil, errors.New("it does not run")
+	}
+	return kubeletapi.Client{TokenFile: d.cfg.CRIO.KubeletTokenFile}.Pods(ctx, *s)
 }

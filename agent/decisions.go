@@ -47,6 +47,10 @@ const (
 	saveEvery = 30 * time.Second
 	// imagesEvery is how often images are looked at while their disk is not short: to know when each was used last.
 	imagesEvery = time.Minute
+	// pagePeriod is how often the kubelet is asked for its pods, which the API server mostly tells sooner.
+	pagePeriod = 30 * time.Second
+	// apiSilent is how long nothing may come from the API server before the kubelet's page counts; it has something to say each minute.
+	apiSilent = 2 * time.Minute
 	// podsMaxAge is for how long pods may be ranked and evicted by what was known of them.
 	podsMaxAge = 5 * time.Minute
 	// takeOverEvery is how often it is looked whether the process before this one has stopped acting.

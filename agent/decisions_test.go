@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -111,6 +112,41 @@ func TestNobodyIsRankedByOldFigures(t *testing.T) {
 	}
 }
 
+// The kubelet's page counts while nothing is heard of the API server; else a pod that was evicted a moment ago would be ranked again.
+func TestTheKubeletsPageStandsIn(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	pod := func(uid string) []*kube.Pod {
+		return []*kube.Pod{{UID: uid, APIUID: uid, Namespace: "shop", Name: "web-" + uid}}
+	}
+	for _, tc := range []struct {
+		name      string
+		api, page time.Duration // ago; below 0: never
+		want      []string
+	}{
+		{"both are fresh", time.Minute, time.Second, []string{"api"}},
+		{"the API server is silent", 3 * time.Minute, time.Second, []string{"api", "page"}},
+		{"it never answered", -1, time.Second, []string{"page"}},
+		{"the kubelet never answered", 3 * time.Minute, -1, []string{"api"}},
+		{"both are silent", time.Hour, time.Hour, []string{"api"}},
+	} {
+		at := func(ago time.Duration) (t time.Time) {
+			if ago >= 0 {
+				t = now.Add(-ago)
+			}
+			return t
+		}
+		v := viewOf(kube.Snapshot{Source: kube.SourceAPIServer, AsOf: at(tc.api), Pods: pod("api")}, kube.Snapshot{Source: kube.SourceKubelet, AsOf: at(tc.page), Pods: pod("page")}, kube.Snapshot{Source: kube.SourceManifests, AsOf: now}, now)
+		var got []string
+		for _, k := range v.All() {
+			got = append(got, k.Pod.UID)
+		}
+		if !slices.Equal(got, tc.want) || len(v.Sources) != 3 {
+			t.Errorf("%s: known are %q, want %q", tc.name, got, tc.want)
+		}
+	}
+}
+
 // Logs on a disk of their own are no help to another one.
 func TestLogsGoForTheirOwnDiskOnly(t *testing.T) {
 	t.Parallel()
@@ -148,7 +184,7 @@ func TestCGC4_WithoutAPIServerNobodyIsGone(t *testing.T) {
 	if f, err := d.Pods(t.Context()); err != nil || f.SourcesReady || f.Synced || len(f.Fate) != 0 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	d.cluster.Store(&cluster{watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
+	d.cluster.Store(&cluster{page: &kube.KubeletPods{}, watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
 	if f, err := d.Pods(t.Context()); err != nil || f.SourcesReady || f.Synced {
 		t.Errorf("before the first answer: %+v, %v", f, err)
 	}
@@ -162,7 +198,7 @@ func TestNobodyIsEvictedWithoutAKubelet(t *testing.T) {
 	if err := d.Evict(t.Context(), e, true); err == nil {
 		t.Error("evicted without an API server")
 	}
-	d.cluster.Store(&cluster{watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
+	d.cluster.Store(&cluster{page: &kube.KubeletPods{}, watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
 	ticks, err := kubelet.Reader{}.Started(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

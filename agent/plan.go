@@ -17,6 +17,7 @@ import (
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/garbage"
 	"github.com/cleave-cri/cleave/engine/record"
+	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/reclaim"
 )
 
@@ -173,6 +174,8 @@ type ReclaimStatus struct {
 	// LeftOut are pods that are not ranked, so that none of them is evicted, and why; at most shownPods of them, and LeftOutCount all.
 	LeftOut      []string `json:"leftOut,omitempty"`
 	LeftOutCount int      `json:"leftOutCount,omitempty"`
+	// Sources are where pods are known from, and from when; none while no API server is known.
+	Sources []kube.SourceState `json:"sources,omitempty"`
 	// Next are the pods that would go first if a filesystem were short, for each of them.
 	Next []NextPods `json:"next,omitempty"`
 	// ReportsOnly says that cleave evicts nobody, whatever is short.
@@ -186,7 +189,7 @@ type ReclaimStatus struct {
 func (d *decisions) status() *ReclaimStatus {
 	s := &ReclaimStatus{Status: d.keeper.Status(), Next: next(d.keeper.IfShort()), ReportsOnly: d.reportsOnly()}
 	if c := d.cluster.Load(); c != nil {
-		s.Kube = c.teller.Status()
+		s.Kube, s.Sources = c.teller.Status(), c.view().Sources
 	}
 	if left := d.left.Load(); left != nil {
 		s.LeftOut, s.LeftOutCount = (*left)[:min(len(*left), shownPods)], len(*left)
@@ -223,6 +226,16 @@ func (s *ReclaimStatus) writeText(out *page.Writer, now time.Time) {
 	}
 	if s.Held != "" {
 		out.Printf("! Reclaim: nobody is evicted before it is known whether images and containers are enough: %s\n", s.Held)
+	}
+	for _, of := range s.Sources {
+		known := "nothing is known of it yet"
+		if of.AsOf != nil {
+			known = fmt.Sprintf("%d, %s ago", of.Pods, now.Sub(*of.AsOf).Round(time.Second))
+		}
+		if of.Problem != "" {
+			known += " (" + of.Problem + ")"
+		}
+		out.Printf("  pods by the %s: %s\n", of.Name, known)
 	}
 	if s.LeftOutCount > 0 {
 		out.Printf("! Reclaim: %d pods are not ranked, so none of them is evicted:\n", s.LeftOutCount)

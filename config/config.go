@@ -118,7 +118,7 @@ type CRIO struct {
 	// Default: unix:///run/nri/nri.sock.
 	NRIEndpoint Endpoint
 	// KubeletTokenFile is a file with a token that may get nodes/stats, by which cleave looks whether the kubelet's summary has the
-	// disks as they are: an absolute path. Empty means that the kubelet's own credentials are tried, which is enough where the kubelet
+	// disks as they are, and in every mode nodes/pods, by which pods are known while the API server is away: an absolute path. Empty means that the kubelet's own credentials are tried, which is enough where the kubelet
 	// has a read-only port or does not ask the API server. Default: empty.
 	KubeletTokenFile string
 }

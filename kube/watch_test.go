@@ -2,17 +2,9 @@ package kube
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -343,121 +336,62 @@ func TestTokenFileIsReadAnew(t *testing.T) {
 	}
 }
 
-// certificate makes one that an authority signs, or one that signs itself.
-func certificate(t *testing.T, name string, by *tls.Certificate) tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name, Organization: []string{"system:nodes"}}, DNSNames: []string{name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: by == nil, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}
-	parent, signer := template, any(key)
-	if by != nil {
-		if parent, err = x509.ParseCertificate(by.Certificate[0]); err != nil {
-			t.Fatal(err)
-		}
-		signer = by.PrivateKey
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
-// writePEM writes certificate and key into one file, as the kubelet does.
-func writePEM(t *testing.T, path string, c tls.Certificate) {
-	t.Helper()
-	key, err := x509.MarshalPKCS8PrivateKey(c.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...)
-	temporary := path + ".new"
-	if err := os.WriteFile(temporary, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// TestKubeletPods: the kubelet's page is read with the node's certificate as it is at that time, from the right kubelet only.
+// TestKubeletPods: the kubelet's page is read, and what it can't say leaves what was known as it was. While it does not answer it is
+// asked less and less often.
 func TestKubeletPods(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	ca := certificate(t, "authority", nil)
-	leaf, err := x509.ParseCertificate(ca.Certificate[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := x509.NewCertPool()
-	pool.AddCert(leaf)
-	var mu sync.Mutex
-	var callers []string
-	answer := pods(podJSON("a", "1"), podJSON("b", ""))
-	kubelet := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		mu.Lock()
-		defer mu.Unlock()
-		callers = append(callers, r.TLS.PeerCertificates[0].Subject.CommonName)
-		answer(w)
-	}))
-	serving := certificate(t, "node-1", nil)
-	kubelet.TLS = &tls.Config{Certificates: []tls.Certificate{serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
-	kubelet.StartTLS()
-	t.Cleanup(kubelet.Close)
-	own, client := filepath.Join(dir, "kubelet.crt"), filepath.Join(dir, "kubelet-client-current.pem")
-	writePEM(t, own, serving)
-	writePEM(t, client, certificate(t, "first", &ca))
-	k, err := NewKubeletPods(KubeletPodsOptions{URL: kubelet.URL + "/pods", CAFile: own, ServerName: "node-1", CertFile: client, KeyFile: client, Every: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.ask(t.Context())
-	got := k.Pods()
-	if !has("a 1")(got) || !strings.Contains(got.Problem, "n/b has no UID") {
-		t.Fatalf("got %+v", got)
-	}
-	writePEM(t, client, certificate(t, "second", &ca))
-	k.ask(t.Context())
-	for _, broken := range []func(http.ResponseWriter){
-		status(403, "Forbidden"),
-		func(w http.ResponseWriter) { fmt.Fprint(w, `{"kind":"PodList","items":[{"metadata":{"name":7}}]}`) },
-		func(w http.ResponseWriter) { fmt.Fprint(w, `{"kind":"Status"}`) },
-		func(w http.ResponseWriter) {
-			w.Header().Set("Location", "https://elsewhere/")
-			w.WriteHeader(http.StatusFound)
-		},
-	} {
-		mu.Lock()
-		answer = broken
-		mu.Unlock()
-		k.ask(t.Context())
-		if s := k.Pods(); !has("a 1")(s) || !strings.Contains(s.Problem, "ask the kubelet") {
-			t.Errorf("in trouble: %+v", s)
+	synctest.Test(t, func(t *testing.T) {
+		page := func(list ...string) (string, error) {
+			return `{"apiVersion":"v1","kind":"PodList","items":[` + strings.Join(list, ",") + "]}", nil
 		}
-	}
-	mu.Lock()
-	if len(callers) != 6 || callers[0] != "first" || callers[1] != "second" {
-		t.Errorf("asked by %q", callers)
-	}
-	mu.Unlock()
-	// Somebody else on the port.
-	writePEM(t, own, certificate(t, "node-1", nil))
-	k.ask(t.Context())
-	if s := k.Pods(); !strings.Contains(s.Problem, "certificate") {
-		t.Errorf("a stranger was asked: %+v", s)
-	}
-	for _, o := range []KubeletPodsOptions{
-		{URL: "https://127.0.0.1:10250/pods", Every: time.Second},
-		{URL: "http://127.0.0.1:10255/pods", TokenFile: "/token", Every: time.Second},
-		{URL: "ftp://x", Every: time.Second},
-		{URL: "http://127.0.0.1:10255/pods"},
-	} {
+		answer := func() (string, error) { return page(podJSON("a", "1"), podJSON("b", "")) }
+		asked := 0
+		k, err := NewKubeletPods(KubeletPodsOptions{Every: 10 * time.Second, Ask: func(context.Context) ([]byte, error) {
+			asked++
+			text, err := answer()
+			return []byte(text), err
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- k.Run(ctx) }()
+		synctest.Wait()
+		got := k.Pods()
+		if !has("a 1")(got) || !strings.Contains(got.Problem, "n/b has no UID") || got.Source != SourceKubelet {
+			t.Fatalf("got %+v", got)
+		}
+		for _, broken := range []struct{ text, problem string }{
+			{"", "it does not allow it"}, {`{"kind":"PodList","items":[{"metadata":{"name":7}}]}`, "read its answer"}, {`{"kind":"Status"}`, "read its answer"}, {"<html>", "read its answer"},
+		} {
+			if answer = func() (string, error) { return broken.text, nil }; broken.text == "" {
+				answer = func() (string, error) { return "", errors.New(broken.problem) }
+			}
+			time.Sleep(kubeletLongestRest)
+			synctest.Wait()
+			if s := k.Pods(); !has("a 1")(s) || !s.AsOf.Equal(got.AsOf) || !strings.Contains(s.Problem, "ask the kubelet for its pods: "+broken.problem) {
+				t.Errorf("after %q is known %+v", broken.text, s)
+			}
+		}
+		before := asked
+		time.Sleep(10 * kubeletLongestRest)
+		if synctest.Wait(); asked-before != 10 {
+			t.Errorf("it was asked %d times while it did not answer", asked-before)
+		}
+		answer = func() (string, error) { return page(podJSON("c", "3")) }
+		time.Sleep(kubeletLongestRest + time.Minute)
+		before = asked
+		time.Sleep(time.Minute)
+		if synctest.Wait(); asked-before != 6 || !has("c 3")(k.Pods()) || k.Pods().Problem != "" {
+			t.Errorf("asked %d times in a minute, it is known %+v", asked-before, k.Pods())
+		}
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+	for _, o := range []KubeletPodsOptions{{Every: time.Second}, {Ask: func(context.Context) ([]byte, error) { return nil, nil }}} {
 		if _, err := NewKubeletPods(o); err == nil {
 			t.Errorf("%+v is taken", o)
 		}

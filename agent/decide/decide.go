@@ -139,12 +139,14 @@ func containers(list []kube.Container) []engine.Container {
 }
 
 // Complete says whether all pods of this node are known: every source has answered within maxAge, none has a problem or left a pod
-// out, and of each static pod, by namespace/name, the UID is known. Else a pod that is not known is not gone.
+// out, and of each static pod, by namespace/name, the UID is known. Else a pod that is not known is not gone. What the kubelet itself
+// says is neither needed for that, as it often may not be asked, nor enough: one that was just started does not know all pods yet.
 func Complete(view kube.View, static []string, now time.Time, maxAge time.Duration) bool {
-	if len(view.Sources) == 0 {
+	sources := slices.DeleteFunc(slices.Clone(view.Sources), func(s kube.SourceState) bool { return s.Name == kube.SourceKubelet })
+	if len(sources) == 0 {
 		return false
 	}
-	for _, s := range view.Sources {
+	for _, s := range sources {
 		if s.AsOf == nil || now.Sub(*s.AsOf) > maxAge || s.Problem != "" {
 			return false
 		}

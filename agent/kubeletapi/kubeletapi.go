@@ -31,12 +31,12 @@ var (
 	ErrNoServer = errors.New("the kubelet's server is not there")
 )
 
-// maxAnswerBytes is the largest summary that is read; one of 110 pods has some 500 kB.
+// maxAnswerBytes is the largest answer that is read; a summary of 110 pods has some 500 kB.
 const maxAnswerBytes = 64 << 20
 
 // Client asks one kubelet. The zero value of both fields is of use.
 type Client struct {
-	// TokenFile holds a token that may get nodes/stats, for kubelets that ask the API server about each call. Empty means that the
+	// TokenFile holds a token that may get nodes/stats and nodes/pods (nodes/proxy before Kubernetes 1.33), for kubelets that ask the API server about each call. Empty means that the
 	// kubelet's own credentials are tried.
 	TokenFile string
 	// Proc is where the proc file system is; /proc if empty.
@@ -49,42 +49,55 @@ type Client struct {
 // ErrNoCredentials, ErrNotAllowed, and whatever keeps an answer from coming or from being understood.
 func (c Client) Summary(ctx context.Context, s kubelet.Settings) (stats.Summary, error) {
 	var out stats.Summary
-	if err := c.get(ctx, s, "/stats/summary", &out); err != nil {
+	data, err := c.get(ctx, s, "/stats/summary")
+	if err == nil {
+		if err = json.Unmarshal(data, &out); err != nil {
+			err = fmt.Errorf("understand its answer: %w", err)
+		}
+	}
+	if err != nil {
 		return stats.Summary{}, fmt.Errorf("ask the kubelet (pid %d) for its summary: %w", s.PID, err)
 	}
 	return out, nil
 }
 
-func (c Client) get(ctx context.Context, s kubelet.Settings, path string, into any) error {
+// Pods is /pods of the kubelet with these settings, as it is, under the same conditions as Summary.
+func (c Client) Pods(ctx context.Context, s kubelet.Settings) ([]byte, error) {
+	return c.get(ctx, s, "/pods")
+}
+
+func (c Client) get(ctx context.Context, s kubelet.Settings, path string) (_ []byte, err error) {
 	config, err := c.reach(s)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNoCredentials, err)
+		return nil, fmt.Errorf("%w: %w", ErrNoCredentials, err)
 	}
 	defer client.CloseIdleConnections()
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return errors.New("it sends elsewhere") }
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, config.Host+path, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer answer.Body.Close() //nolint:errcheck // only read
+	defer func() { err = errors.Join(err, answer.Body.Close()) }()
 	switch answer.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized, http.StatusForbidden:
-		return fmt.Errorf("%w (%s)", ErrNotAllowed, answer.Status)
+		return nil, fmt.Errorf("%w (%s)", ErrNotAllowed, answer.Status)
 	default:
-		return fmt.Errorf("it answers %s", answer.Status)
+		return nil, fmt.Errorf("it answers %s", answer.Status)
 	}
-	if err := json.NewDecoder(io.LimitReader(answer.Body, maxAnswerBytes)).Decode(into); err != nil {
-		return fmt.Errorf("understand its answer: %w", err)
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswerBytes+1))
+	if len(data) > maxAnswerBytes {
+		return nil, fmt.Errorf("its answer is larger than %d MiB", maxAnswerBytes>>20)
 	}
-	return nil
+	return data, err
 }
 
 // reach says how the kubelet is reached: without credentials on its read-only port if it has one, else by TLS.

@@ -15,6 +15,8 @@ import (
 	"github.com/cleave-cri/cleave/config/kubelet"
 )
 
+const podList = `{"kind":"PodList","items":[]}`
+
 const summary = `{"node":{"runtime":{"imageFs":{"capacityBytes":1000},"containerFs":{"capacityBytes":2000}}}}`
 
 // kubeletOf are the settings of a kubelet that is this test, with its servers.
@@ -39,16 +41,20 @@ func TestSummary(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 			return
 		}
-		if r.URL.Path != "/stats/summary" {
+		switch r.URL.Path {
+		case "/stats/summary":
+			fmt.Fprint(w, summary)
+		case "/pods":
+			fmt.Fprint(w, podList)
+		default:
 			w.WriteHeader(http.StatusNotFound)
-			return
 		}
-		fmt.Fprint(w, summary)
 	}
 	plain, secure := httptest.NewServer(http.HandlerFunc(answers)), httptest.NewTLSServer(http.HandlerFunc(answers))
 	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"node":`) }))
 	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
-	for _, s := range []*httptest.Server{plain, secure, broken, failing} {
+	elsewhere := httptest.NewServer(http.RedirectHandler(plain.URL+"/stats/summary", http.StatusFound))
+	for _, s := range []*httptest.Server{plain, secure, broken, failing, elsewhere} {
 		t.Cleanup(s.Close)
 	}
 	write := func(name, content string) string {
@@ -105,19 +111,21 @@ contexts: [{name: c, context: {cluster: c, user: c}}]
 		{name: "no server", settings: closed, want: ErrNoServer},
 		{name: "another process listens there", settings: another, want: ErrNoServer},
 		{name: "half an answer", settings: kubeletOf(t, broken, true), fails: true},
+		{name: "it sends elsewhere", settings: kubeletOf(t, elsewhere, true), fails: true},
 		{name: "an error", settings: kubeletOf(t, failing, true), fails: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
+			pods, podsErr := tc.client.Pods(t.Context(), tc.settings)
 			s, err := tc.client.Summary(t.Context(), tc.settings)
 			if tc.want != nil || tc.fails {
-				if err == nil || tc.want != nil && !errors.Is(err, tc.want) {
-					t.Errorf("got %v, want %v", err, tc.want)
+				if err == nil || tc.want != nil && (!errors.Is(err, tc.want) || !errors.Is(podsErr, tc.want)) {
+					t.Errorf("got %v and %v, want %v", err, podsErr, tc.want)
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
+			if err := errors.Join(err, podsErr); err != nil || string(pods) != podList {
+				t.Fatalf("pods %q, %v", pods, err)
 			}
 			if s.Node.Runtime == nil || *s.Node.Runtime.ImageFs.CapacityBytes != 1000 || *s.Node.Runtime.ContainerFs.CapacityBytes != 2000 {
 				t.Errorf("got %+v", s.Node.Runtime)

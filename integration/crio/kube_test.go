@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"github.com/cleave-cri/cleave/agent/kubeletapi"
+	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/kube/allocatable"
 	"github.com/cleave-cri/cleave/kube/evict"
@@ -50,7 +52,8 @@ func TestWhatTheKubeletSays(t *testing.T) {
 		t.Fatal(err)
 	}
 	api := kube.NewWatch(client)
-	page, err := kube.NewKubeletPods(kube.KubeletPodsOptions{URL: c.kubelet.PodsURL(), Every: time.Second})
+	// As cleave asks.
+	page, err := kube.NewKubeletPods(kube.KubeletPodsOptions{Ask: c.page, Every: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,4 +151,13 @@ func TestWhatTheKubeletSays(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// page is what the kubelet has at /pods, asked as cleave does.
+func (c *cluster) page(ctx context.Context) ([]byte, error) {
+	s, err := kubelet.Reader{}.Find(ctx, kubelet.Choice{PID: c.kubelet.PID()})
+	if err != nil {
+		return nil, err
+	}
+	return kubeletapi.Client{}.Pods(ctx, s)
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -33,6 +35,7 @@ import (
 
 	"github.com/cleave-cri/cleave/agent/decide"
 	"github.com/cleave-cri/cleave/doctor"
+	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/kube/evict"
@@ -88,6 +91,7 @@ func TestKube(t *testing.T) {
 	// It takes the server away; the one that is started then remembers no changes from before.
 	t.Run("server away", c.testServerAway)
 	t.Run("410 Gone", c.testGone)
+	t.Run("a thousand pods", c.testThousandPods)
 	c.checkAudit(t)
 }
 
@@ -619,13 +623,10 @@ func (c *cluster) testServerAway(t *testing.T) {
 		})
 	}
 	// What is known goes on to count, marked as old, up to a limit; then nobody can be evicted by it.
-	view := kube.Merge(source.Pods())
-	if pods, left := decide.Pods(view, time.Now(), time.Since(away)+time.Second); len(pods) != 1 || len(left) != 0 {
-		t.Errorf("within the limit %+v, %q", pods, left)
-	}
-	if pods, left := decide.Pods(view, away.Add(time.Minute), 59*time.Second); len(pods) != 0 || len(left) != 1 || !strings.Contains(left[0], "known from 1m0s ago") {
+	if pods, left := decide.Pods(kube.Merge(source.Pods()), away.Add(time.Minute), 59*time.Second); len(pods) != 0 || len(left) != 1 || !strings.Contains(left[0], "known from 1m0s ago") {
 		t.Errorf("beyond the limit %+v, %q", pods, left)
 	}
+	c.holdsAtTheLimit(t, &filled{source: source, evictor: evict.New(client, evict.Options{}), maxAge: time.Since(away) + 5*time.Second}, string(p.UID))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := c.plane.StartServer(ctx); err != nil {
@@ -644,6 +645,93 @@ func (c *cluster) testServerAway(t *testing.T) {
 	if out, err := evict.New(broken, evict.Options{}).Evict(t.Context(), evict.Order{Hard: true, Pod: kube.Pod{UID: string(p.UID), APIUID: string(p.UID), Namespace: "default", Name: p.Name}}); !errors.Is(err, evict.ErrDenied) || out.Calls != 0 {
 		t.Errorf("with an expired token: %+v, %v", out, err)
 	}
+}
+
+// holdsAtTheLimit: on a node whose disk is short decisions go on without a server, and name the pod that would go, which stays, as nobody
+// ends it; when what is known is too old, nobody is named any more.
+func (c *cluster) holdsAtTheLimit(t *testing.T, f *filled, uid string) {
+	t.Helper()
+	k := f.keeper(4)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { k.Run(ctx) })
+	defer func() { cancel(); running.Wait() }() // before the server is back
+	var named int
+	eventually(t, "decisions hold", func(context.Context) error {
+		named = 0
+		list := f.seen()
+		for _, r := range list {
+			if v := r.Decision.Victim; v != nil && v.UID == uid {
+				named++
+			}
+		}
+		if len(list) == 0 || list[len(list)-1].Decision.NoVictim != "SYN-24" || list[len(list)-1].Decision.Outcome != engine.Pressure {
+			return fmt.Errorf("after %d passes, %d of which named the pod: %+v", len(list), named, k.Status())
+		}
+		return nil
+	})
+	if named == 0 {
+		t.Error("no decision named the pod while it was known well enough")
+	}
+}
+
+// testThousandPods: what is kept of as many pods as no node has, each some 20 KB at the API server, is small.
+func (c *cluster) testThousandPods(t *testing.T) {
+	const node, count, most = "thousand-node", 1000, 25 << 20
+	if os.Getenv(longEnv) == "" {
+		t.Skip("a thousand pods take half a minute: `make test-kube` makes them")
+	}
+	client := c.full(t, node)
+	var env []corev1.EnvVar
+	for i := range 150 {
+		env = append(env, corev1.EnvVar{Name: fmt.Sprintf("VARIABLE_%d", i), Value: strings.Repeat("v", 60)})
+	}
+	cfg := c.plane.REST()
+	cfg.QPS = -1
+	admin, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group errgroup.Group
+	group.SetLimit(8)
+	for i := range count {
+		group.Go(func() error {
+			_, err := admin.CoreV1().Pods("default").Create(t.Context(), &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("one-of-many-%d", i), Annotations: map[string]string{"large": strings.Repeat("a", 4000)}},
+				Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "none", Env: env, Resources: corev1.ResourceRequirements{
+					Requests: corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("64Mi"), corev1.ResourceEphemeralStorage: resource.MustParse("1Gi")},
+				}}}},
+			}, metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	before := heap()
+	source, stop := watching(t, client)
+	defer stop()
+	eventually(t, "all are known", func(context.Context) error {
+		if s := source.Pods(); len(s.Pods) != count || s.Problem != "" {
+			return fmt.Errorf("%d are, %s", len(s.Pods), s.Problem)
+		}
+		return nil
+	})
+	grew := heap() - before
+	t.Logf("%d pods take %d KiB", count, grew>>10)
+	if grew > most {
+		t.Errorf("%d pods take %d bytes, want at most %d", count, grew, most)
+	}
+	runtime.KeepAlive(source)
+}
+
+// heap is what the heap holds that is in use.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) //nolint:gosec // far from it
 }
 
 // sleeper breaks off a watch and has it go on from a version that the server has long forgotten, as after a night without network. It

@@ -79,6 +79,8 @@ func recreate(ctx context.Context, admin kubernetes.Interface, node string) (uid
 type filled struct {
 	source  *kube.Watch
 	evictor *evict.Evictor
+	// maxAge is how old what is known of pods may be.
+	maxAge time.Duration
 
 	mu      sync.Mutex
 	records []record.Record // guarded by mu; of all passes
@@ -92,8 +94,9 @@ func (f *filled) figures(pods int) *engine.FSStats {
 }
 
 func (f *filled) look(context.Context) (engine.Input, error) {
-	pods, _ := decide.Pods(kube.Merge(f.source.Pods()), time.Now(), time.Minute)
-	fs := f.figures(len(pods))
+	view := kube.Merge(f.source.Pods())
+	pods, _ := decide.Pods(view, time.Now(), f.maxAge)
+	fs := f.figures(len(view.All()))
 	in := engine.Input{Now: time.Now(), Layout: &engine.Detected{}, Summary: &engine.Summary{NodeFS: fs, ImageFS: fs, ContainerFS: fs}, Pods: pods}
 	for _, p := range pods {
 		used := uint64(2 * gib)
@@ -130,6 +133,19 @@ func (f *filled) Evict(ctx context.Context, e engine.Eviction, hard bool) error 
 	return err
 }
 
+// keeper evicts on such a node, at most so many pods of an owner in an hour.
+func (f *filled) keeper(ownerPerHour int) *keeper.Keeper {
+	return keeper.New(keeper.Parts{
+		Decider: "test", Look: f.look, Glance: f.glance, Evictor: f, Passed: f.passed, Log: zap.NewNop(),
+		Config: func(engine.Input) (keeper.Setup, error) {
+			return keeper.Setup{Config: engine.Config{
+				Thresholds: []engine.Threshold{{Signal: engine.NodeFSAvailable, Value: engine.Value{Quantity: resource.NewQuantity(10*gib, resource.BinarySI)}}},
+				Options:    engine.Cleave(), OwnerPerHour: ownerPerHour, BackOff: time.Millisecond, FreedWait: time.Second,
+			}}, nil
+		},
+	})
+}
+
 // testStorm is T26: a controller makes each evicted pod anew at once. After as many as an owner may lose in an hour the next one stays,
 // and the decision says why.
 func (c *cluster) testStorm(t *testing.T) {
@@ -140,16 +156,8 @@ func (c *cluster) testStorm(t *testing.T) {
 	made := c.recreates(t, node)
 	source, stop := watching(t, client)
 	defer stop()
-	f := &filled{source: source, evictor: evict.New(client, evict.Options{})}
-	k := keeper.New(keeper.Parts{
-		Decider: "test", Look: f.look, Glance: f.glance, Evictor: f, Passed: f.passed, Log: zap.NewNop(),
-		Config: func(engine.Input) (keeper.Setup, error) {
-			return keeper.Setup{Config: engine.Config{
-				Thresholds: []engine.Threshold{{Signal: engine.NodeFSAvailable, Value: engine.Value{Quantity: resource.NewQuantity(10*gib, resource.BinarySI)}}},
-				Options:    engine.Cleave(), OwnerPerHour: most, BackOff: time.Millisecond, FreedWait: time.Second,
-			}}, nil
-		},
-	})
+	f := &filled{source: source, evictor: evict.New(client, evict.Options{}), maxAge: time.Minute}
+	k := f.keeper(most)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { k.Run(ctx) })

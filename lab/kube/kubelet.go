@@ -201,9 +201,6 @@ func (k *Kubelet) Summary(ctx context.Context) (_ *stats.Summary, err error) {
 	return &s, nil
 }
 
-// PodsURL is the page of its pods, on its read-only port.
-func (k *Kubelet) PodsURL() string { return "http://127.0.0.1:" + strconv.Itoa(k.port) + "/pods" }
-
 // PID is the process started last, 0 while none was.
 func (k *Kubelet) PID() int {
 	if k.process.cmd == nil {
