@@ -304,6 +304,28 @@ func TestKSS22_NoImageGoesIfTheKubeletAsksPastCleave(t *testing.T) {
 	}
 }
 
+// Where images are the kubelet's to delete, pods wait for it; not for images that there are not.
+func TestImagesThatAreLeftToTheKubelet(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	choice := record.ImageChoice{
+		Known: garbage.Images{"a": {ID: "a", SizeBytes: 1, FirstSeen: now.Add(-time.Hour)}}, NeedBytes: garbage.Everything, Began: now,
+	}
+	if _, err := leftToKubelet(choice, nil, kubelet.Settings{}); !errors.Is(err, errPastCleave) {
+		t.Errorf("there is an image: %v", err)
+	}
+	if _, err := leftToKubelet(choice, errAway, kubelet.Settings{}); !errors.Is(err, errPastCleave) {
+		t.Errorf("nobody knows: %v", err)
+	}
+	choice.InUse = map[string]bool{"a": true}
+	if got, err := leftToKubelet(choice, nil, kubelet.Settings{}); err != nil || len(got.Known) != 1 {
+		t.Errorf("there is none that nobody uses: %+v, %v", got, err)
+	}
+	if _, err := noPlan(errPastCleave); !errors.Is(err, keeper.ErrUnknown) || !errors.Is(err, errPastCleave) {
+		t.Errorf("a plan that can't be made: %v", err)
+	}
+}
+
 var errAway = errors.New("containerd is away")
 
 // away is a runtime that does not answer.

@@ -28,6 +28,12 @@ var errNoKubelet = errors.New("the kubelet's settings are not known")
 // errPastCleave: between ImageStatus and CreateContainer only the calls show that an image will be used (KSS-22).
 var errPastCleave = errors.New("no image goes: the kubelet is being restarted or asks past cleave, so it is not known which images it is about to use")
 
+// noPlan marks an error of a plan as one for which no pod goes: what it would have picked may be enough. So it is with images and dead
+// containers, which the kubelet deletes by itself, too. Logs are deleted by nobody else: pods don't live on for a folder that can't be read.
+func noPlan(err error) (record.Step, error) {
+	return record.Step{}, fmt.Errorf("%w: %w", keeper.ErrUnknown, err)
+}
+
 // pictureMaxAge is how old a picture of the store may be that events have told of changes since, if it has all images: in each
 // deletion all is looked at again.
 const pictureMaxAge = 5 * time.Second
@@ -63,11 +69,11 @@ var _ keeper.Reclaimer = containerReclaimer{}
 func (r containerReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, error) {
 	s, err := r.d.settings()
 	if err != nil {
-		return record.Step{}, err
+		return noPlan(err)
 	}
 	choice, err := r.x.Choice(ctx, decide.Containers(s), r.d.bytesOf(want.Signal), want.Pressure)
 	if err != nil {
-		return record.Step{}, err
+		return noPlan(err)
 	}
 	return record.Step{Kind: engine.DeadContainers, Containers: &choice, Items: choice.Items()}, nil
 }
@@ -87,11 +93,11 @@ var _ keeper.Reclaimer = imageReclaimer{}
 func (r imageReclaimer) Plan(ctx context.Context, want keeper.Want) (record.Step, error) {
 	s, err := r.d.settings()
 	if err != nil {
-		return record.Step{}, err
+		return noPlan(err)
 	}
 	choice, err := r.d.imageChoice(ctx, s, roleOf(want.Signal), want.NeedBytes)
 	if err != nil {
-		return record.Step{}, err
+		return noPlan(err)
 	}
 	return record.Step{Kind: engine.UnusedImages, Images: &choice, Items: choice.Items()}, nil
 }
@@ -104,9 +110,23 @@ func (r imageReclaimer) Run(ctx context.Context, want keeper.Want, step record.S
 
 // imageChoice reads what there is to pick from: layers and blobs as far as they are on the filesystem of a role.
 func (d *decisions) imageChoice(ctx context.Context, s kubelet.Settings, role fsstats.Role, needBytes int64) (record.ImageChoice, error) {
-	if !(kubelet.Reader{}).Uses(s, d.endpoints()) {
-		return record.ImageChoice{}, fmt.Errorf("%w: process %d had the runtime %q; set containerRuntimeEndpoint to cleave's socket, and no imageServiceEndpoint", errPastCleave, s.PID, s.RuntimeEndpoint.Value)
+	choice, err := d.allImages(ctx, s, role, needBytes)
+	if (kubelet.Reader{}).Uses(s, d.endpoints()) {
+		return choice, err
 	}
+	return leftToKubelet(choice, err, s)
+}
+
+// leftToKubelet is what may go where cleave must not delete images: none if there are none, else an error. Such images are the kubelet's to
+// delete, which it does from its own threshold on, and no pod goes before: so that is not held up for ever.
+func leftToKubelet(choice record.ImageChoice, err error, s kubelet.Settings) (record.ImageChoice, error) {
+	if err == nil && len(choice.Items()) == 0 {
+		return choice, nil
+	}
+	return record.ImageChoice{}, fmt.Errorf("%w: process %d had the runtime %q; set containerRuntimeEndpoint to cleave's socket, and no imageServiceEndpoint", errPastCleave, s.PID, s.RuntimeEndpoint.Value)
+}
+
+func (d *decisions) allImages(ctx context.Context, s kubelet.Settings, role fsstats.Role, needBytes int64) (record.ImageChoice, error) {
 	place, ok := d.observer.newest.Load().layout.Get(role)
 	if !ok || place.Missing {
 		return record.ImageChoice{}, fmt.Errorf("where %s is is not known", role)

@@ -98,6 +98,23 @@ func (c Config) Sync(s State, in Input) (State, Decision) {
 	return s, first
 }
 
+// Elsewhere is a config and a state for what is short on other filesystems than
+// that of d's threshold, to reclaim there in the same pass: nothing is decided
+// about d's. ok is false if nothing else is short.
+func (c Config) Elsewhere(s State, d Decision) (_ Config, _ State, ok bool) {
+	if s.Layout == nil || d.Outcome != Pressure {
+		return c, s, false
+	}
+	layout := c.Options.layout(*s.Layout)
+	same := func(t Threshold) bool { return t.Signal.disk(layout) == "" || together(t.Signal, d.Threshold.Signal, layout) }
+	for _, t := range d.Due {
+		ok = ok || !same(t)
+	}
+	c.Thresholds = slices.DeleteFunc(slices.Clone(c.Thresholds), same)
+	s.Met = slices.DeleteFunc(slices.Clone(s.Met), func(m MetThreshold) bool { return same(m.Threshold) })
+	return c, s, ok && len(c.Thresholds) > 0
+}
+
 // both is the reclaim of a decision that nobody goes for, then that of the next
 // one: a victim elsewhere must not displace what is more urgent. Each kind is
 // done once, and as much of it as either needs; without a need, all.

@@ -229,10 +229,11 @@ func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry f
 		if expected == nil || gain >= *expected || !first && now == last && gain >= *expected-near(*expected) || *left <= 0 {
 			return gain, others, nil
 		}
-		// What came by half is on its way, or others take it: then it is not
-		// hurried at once, and with others not at all.
+		// What came by half is on its way: then it is not hurried at once. With
+		// others not at all: nobody knows what of it came, hurrying takes seconds on
+		// a disk that is written to so fast, and the next deletion does the same.
 		most := gain >= *expected/2
-		if hurry != nil && (!most || !others && pause > hurryAfter) {
+		if hurry != nil && !others && (!most || pause > hurryAfter) {
 			if err := hurry(ctx); err != nil {
 				return gain, others, nil // then it comes when it comes
 			}

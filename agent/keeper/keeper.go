@@ -5,6 +5,8 @@
 //   - A glance at the filesystems ten times a second, and more often the sooner a threshold may be met; a pass when something moves
 //     towards one, or the engine's rest is over.
 //   - In a pass with pressure: the reclaim of the plan, step by step; then a new look, and only if that was not enough, an eviction.
+//   - What is short elsewhere has its reclaim in the same pass: a pod that is on its way out of one disk takes minutes, and holds up none
+//     of another.
 //   - One action at a time. An eviction that is under way keeps others from beginning, and no pass from deciding and recording.
 //   - Between passes, collection of images and dead containers as the kubelet does it, but exact and at once.
 //
@@ -42,6 +44,10 @@ const (
 	retries = 3
 	// rankedFor is how old a ranking may be when a pod goes by it: deleting takes minutes, and who was greedy then may be gone.
 	rankedFor = 10 * time.Second
+	// longestLead bounds how long a deletion is taken to last, when it is begun before a threshold is met.
+	longestLead = 10 * time.Second
+	// trendApart is how far apart the glances are by whose speeds it is seen that a threshold is about to be met.
+	trendApart = 50 * time.Millisecond
 	// firstPause is the rest after an eviction that failed; it doubles with each up to lastPause.
 	firstPause, lastPause = time.Second, time.Minute
 )
@@ -62,7 +68,8 @@ var ErrUnknown = errors.New("it is not known what may go")
 
 // Reclaimer does one kind of reclaim.
 type Reclaimer interface {
-	// Plan picks, and changes nothing. The step has its items. It may be called by several at a time.
+	// Plan picks, and changes nothing. The step has its items. It may be called by several at a time. An error wraps [ErrUnknown] if
+	// nobody knows what may go; of another kind it is as one of Run.
 	Plan(ctx context.Context, want Want) (record.Step, error)
 	// Run carries a step out that was planned for want and returns it with what came of each item. It checks each item again just
 	// before it goes. An error wraps [ErrUnknown] if that is why.
@@ -155,10 +162,21 @@ type Keeper struct {
 	notBefore time.Time
 	// fruitless is when each collector last looked in vain, by its name.
 	fruitless map[string]time.Time
+	// config is that of the last pass, trend what the last glances have seen.
+	config engine.Config
+	trend  engine.Trend
+	// lasted is how long each thing took that was deleted in the last reclaim, 0 before the first.
+	lasted time.Duration
 	// empty is when each kind of reclaim last had nothing; a deletion or the end of a pod forgets it.
-	empty map[engine.Reclaim]time.Time
+	empty map[errand]time.Time
 	// undone is why each kind of reclaim was not done the last time, as it was logged.
-	undone map[engine.Reclaim]string
+	undone map[errand]string
+}
+
+// errand is a kind of reclaim for what is short.
+type errand struct {
+	signal engine.Signal
+	kind   engine.Reclaim
 }
 
 // turn is taken by one at a time. Who waits for it can be cancelled, unlike with a mutex.
@@ -201,7 +219,7 @@ type departure struct {
 func New(p Parts) *Keeper {
 	return &Keeper{
 		parts: p, state: p.State, acting: newTurn(), collecting: newTurn(), evicted: make(chan departure), leaving: map[string]departure{},
-		fruitless: map[string]time.Time{}, empty: map[engine.Reclaim]time.Time{}, undone: map[engine.Reclaim]string{},
+		fruitless: map[string]time.Time{}, empty: map[errand]time.Time{}, undone: map[errand]string{},
 	}
 }
 
@@ -230,10 +248,12 @@ func (k *Keeper) Run(ctx context.Context) {
 	defer glance.Stop()
 	var last glimpse
 	next, collect := time.Now(), time.Now().Add(collectPeriod)
+	var passed time.Time
 	for {
 		now := time.Now()
 		if !now.Before(next) {
 			next = now.Add(k.pass(ended, &running))
+			passed = now
 		}
 		if !now.Before(collect) {
 			k.collect(ended)
@@ -250,10 +270,10 @@ func (k *Keeper) Run(ctx context.Context) {
 			wait := glancePeriod
 			// One that can't be had says nothing; the next pass finds out why.
 			if seen, err := k.parts.Glance(ended); err == nil {
-				if near(k.lines, seen) {
-					next = time.Now()
-				}
 				this := glimpse{time.Now(), seen}
+				if near(k.lines, seen) || k.comes(this) && this.at.Sub(passed) >= engine.ShortestRest {
+					next = this.at
+				}
 				wait, last = soon(k.lines, last, this), this
 			}
 			glance.Reset(wait)
@@ -282,6 +302,42 @@ func soon(lines []line, before, now glimpse) time.Duration {
 	return max(wait, glanceLeast)
 }
 
+// comes says that a threshold will be met before what is deleted now would be gone, at the speeds between glances.
+func (k *Keeper) comes(now glimpse) bool {
+	if len(k.config.Thresholds) == 0 || !k.config.Options.Forecast {
+		return false
+	}
+	for _, list := range k.trend {
+		if now.at.Sub(list[len(list)-1].At) < trendApart {
+			return false
+		}
+	}
+	for signal, o := range now.seen {
+		o.Time = now.at // of one moment for all
+		now.seen[signal] = o
+	}
+	k.trend = k.trend.Add(now.seen, now.at)
+	return len(k.config.Coming(k.trend, k.state, now.seen, now.at, k.config.Horizon)) > 0
+}
+
+// comesBy is comes with what a pass sees.
+func (k *Keeper) comesBy(in engine.Input) bool {
+	if in.Summary == nil || !k.config.Options.Forecast {
+		return false
+	}
+	seen := in.Summary.Observe()
+	return len(k.config.Coming(k.trend.Add(seen, in.Now), k.state, seen, in.Now, k.config.Horizon)) > 0
+}
+
+// leading is c with the time that a deletion takes here, if that is more.
+func (k *Keeper) leading(c engine.Config) engine.Config {
+	if c.Lead > 0 {
+		c.Lead = min(max(c.Lead, k.lasted), longestLead)
+		c.Horizon = max(c.Horizon, c.Lead)
+	}
+	return c
+}
+
 // pass looks, decides, acts and records. It returns when to look again at the latest.
 func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duration {
 	if k.acting.take(ctx) != nil {
@@ -297,11 +353,21 @@ func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duratio
 		k.blind(err)
 		return blindRest
 	}
-	r := record.Record{Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Config: setup.Config, State: k.state, Input: in}
-	k.state, r.Decision = setup.Config.Sync(k.state, in)
+	setup.Config = k.leading(setup.Config)
+	k.config = setup.Config
+	before, trend := k.state, k.state.Trend
+	if k.comesBy(in) {
+		before.Trend = k.trend // glances see it sooner than passes
+	}
+	r := record.Record{Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Config: setup.Config, State: before, Input: in}
+	k.state, r.Decision = setup.Config.Sync(before, in)
 	r.Next = k.state
+	if setup.Config.Options.Forecast && in.Summary != nil {
+		k.state.Trend = trend.Add(in.Summary.Observe(), in.Now) // what is to come within the day is not told by one second
+	}
 	acted := k.carryOut(ctx, setup.Config, &r, running)
 	k.note(setup, in, r, acted)
+	k.elsewhere(ctx, r)
 	if k.parts.Passed != nil {
 		k.parts.Passed(r)
 	}
@@ -391,6 +457,27 @@ func (k *Keeper) carryOut(ctx context.Context, c engine.Config, r *record.Record
 	return acted
 }
 
+// elsewhere reclaims what is short on other filesystems than the one that a pass was about, by the figures of now. Nobody is evicted for it:
+// its turn comes when the first one is not short any more, or less so.
+func (k *Keeper) elsewhere(ctx context.Context, first record.Record) {
+	c, state, ok := first.Config.Elsewhere(first.State, first.Decision) // from before the pass: what that saw is news
+	if !ok || ctx.Err() != nil {
+		return
+	}
+	in, err := k.parts.Look(ctx)
+	if err != nil {
+		return // the next pass tells
+	}
+	in.Pods, state.Freed = nil, k.state.Freed
+	r := record.Record{Format: record.Format, Engine: engine.Version, Decider: k.parts.Decider, Config: c, State: state, Input: in}
+	r.Next, r.Decision = c.Sync(state, in)
+	if r.Decision.Outcome != engine.Pressure {
+		return
+	}
+	acted, _ := k.reclaim(ctx, &r) //nolint:errcheck // it holds up nobody, and was told
+	k.besides(r, acted)
+}
+
 // enough looks again after a reclaim and says whether pods may live.
 func (k *Keeper) enough(ctx context.Context, c engine.Config, r *record.Record) bool {
 	after, err := k.parts.Look(ctx)
@@ -417,7 +504,8 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 	// Before a pod goes all is tried. Else, with passes a second apart, what had nothing is asked as often as the kubelet asks (REC-9).
 	noneGoes := d.Victim == nil || k.parts.Observe || k.parts.Evictor == nil || len(k.leaving) > 0 || time.Now().Before(k.notBefore)
 	for _, kind := range d.Reclaim {
-		if last, ok := k.empty[kind]; ok && noneGoes && time.Since(last) < collectPeriod {
+		this := errand{d.Threshold.Signal, kind}
+		if last, ok := k.empty[this]; ok && noneGoes && time.Since(last) < collectPeriod {
 			continue
 		}
 		want := Want{Signal: d.Threshold.Signal, NeedBytes: garbage.Everything, Pressure: true}
@@ -428,8 +516,8 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 		}
 		step, did, err := k.step(ctx, kind, want)
 		acted = acted || did
-		if delete(k.empty, kind); err == nil && len(step.Items) == 0 {
-			k.empty[kind] = time.Now()
+		if delete(k.empty, this); err == nil && len(step.Items) == 0 {
+			k.empty[this] = time.Now()
 		}
 		if did {
 			clear(k.empty)
@@ -440,12 +528,12 @@ func (k *Keeper) reclaim(ctx context.Context, r *record.Record) (acted bool, _ e
 		freed += freedBy(step)
 		coming += comingFrom(step)
 		if err == nil {
-			delete(k.undone, kind)
+			delete(k.undone, this)
 			continue
 		}
 		failed = errors.Join(failed, err)
-		if text := err.Error(); text != k.undone[kind] { // passes are a second apart, and the log is on a full disk
-			k.undone[kind] = text
+		if text := err.Error(); text != k.undone[this] { // passes are a second apart, and the log is on a full disk
+			k.undone[this] = text
 			k.parts.Log.Warn("a reclaim is not done, or not to its end", zap.String("kind", string(kind)), zap.Error(err))
 		}
 	}
@@ -463,19 +551,30 @@ func (k *Keeper) step(ctx context.Context, kind engine.Reclaim, want Want) (_ re
 	}
 	step, err := reclaimer.Plan(ctx, want)
 	if err != nil {
-		return record.Step{Kind: kind}, false, fmt.Errorf("plan to reclaim %s: %w: %w", kind, ErrUnknown, err)
+		return record.Step{Kind: kind}, false, fmt.Errorf("plan to reclaim %s: %w", kind, err)
 	}
 	if k.parts.Observe || len(step.Items) == 0 {
 		return step, false, nil
 	}
+	began := time.Now()
 	step, err = reclaimer.Run(ctx, want, step)
+	if n := deleted(step); n > 0 {
+		k.lasted = max(time.Since(began)/time.Duration(n), k.lasted/2)
+	}
 	return step, gone(step), err
 }
 
-// gone says whether anything of a step was deleted.
-func gone(step record.Step) bool {
-	return slices.ContainsFunc(step.Items, func(i record.Item) bool { return i.ActualBytes != nil })
+func deleted(step record.Step) (n int) {
+	for _, i := range step.Items {
+		if i.ActualBytes != nil {
+			n++
+		}
+	}
+	return n
 }
+
+// gone says whether anything of a step was deleted.
+func gone(step record.Step) bool { return deleted(step) > 0 }
 
 func freedBy(step record.Step) (bytes int64) {
 	for _, i := range step.Items {

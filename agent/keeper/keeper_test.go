@@ -433,7 +433,7 @@ func TestNobodyGoesWhileNothingIsKnown(t *testing.T) {
 	for _, when := range []string{"planned", "carried out"} {
 		w := &world{available: 9 * gib, images: map[string]int64{"a": 5 * gib}, pods: map[string]int64{"greedy": 30 * gib}}
 		if w.runError = away; when == "planned" {
-			w.runError, w.planError = nil, errors.New("containerd is away")
+			w.runError, w.planError = nil, away
 		}
 		p := w.parts()
 		core, logged := observer.New(zap.WarnLevel)
@@ -460,6 +460,84 @@ func TestNobodyGoesWhileNothingIsKnown(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What can't be planned for another reason than a missing fact, such as a folder of logs that can't be read, holds nobody for ever.
+func TestAPlanThatCantBeMadeHoldsNobodyForEver(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 9 * gib, planError: errors.New("the folder of logs is a symlink"), pods: map[string]int64{"greedy": 30 * gib}}
+	run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		time.Sleep(glancePeriod) //nolint:forbidigo // in synctest
+		equal(t, "done at once", w.done())
+		time.Sleep(time.Minute) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "pod greedy")
+		if s := k.Status(); s.Held != "" {
+			t.Errorf("status %+v", s)
+		}
+	})
+}
+
+// While a pod is on its way out of one disk, which takes minutes, the images of another one go that is short, too; pods of that one wait.
+func TestTwoDisksAreShortAtOnce(t *testing.T) {
+	t.Parallel()
+	w := &world{available: gib, pods: map[string]int64{"greedy": 30 * gib}, holds: true}
+	other := &world{available: 50 * gib, images: map[string]int64{"a": 5 * gib, "b": 5 * gib}, pods: map[string]int64{}}
+	p := w.parts()
+	p.Reclaimers[engine.UnusedImages] = images{other}
+	p.Glance = func(ctx context.Context) (engine.Observations, error) {
+		seen, err := w.glance(ctx)
+		images, err2 := other.glance(ctx)
+		seen[engine.ImageFSAvailable] = images[engine.NodeFSAvailable]
+		return seen, errors.Join(err, err2)
+	}
+	p.Look = func(ctx context.Context) (engine.Input, error) {
+		in, err := w.look(ctx)
+		images, err2 := other.look(ctx)
+		in.Layout = &engine.Detected{ImageApart: true, ContainerOffNode: true}
+		in.Summary.ImageFS, in.Summary.ContainerFS = images.Summary.NodeFS, images.Summary.NodeFS
+		for i := range in.Summary.Pods {
+			c := &in.Summary.Pods[i].Containers[0]
+			c.Logs, c.RootFS = c.RootFS, nil
+		}
+		return in, errors.Join(err, err2)
+	}
+	p.Config = func(in engine.Input) (Setup, error) {
+		s, err := setup(in)
+		of := s.Config.Thresholds[0]
+		of.Signal = engine.ImageFSAvailable
+		s.Config.Thresholds = append(s.Config.Thresholds, of)
+		return s, err
+	}
+	run(t, w, p, func(t *testing.T, k *Keeper) {
+		time.Sleep(5 * time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done on the first disk", w.done(), "pod greedy")
+		equal(t, "done on the other", other.done())
+		other.with(func() { other.available = 8 * gib })
+		time.Sleep(2 * time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done on the first disk", w.done(), "pod greedy")
+		equal(t, "done on the other", other.done(), "image a")
+		if c := k.Status().Counts; c.Deleted != 1 || c.GainedBytes != 5*gib || c.Evicted != 1 {
+			t.Errorf("counted %+v", c)
+		}
+		w.with(func() {
+			var recorded int
+			for _, r := range w.records {
+				if len(r.Steps) > 0 && r.Decision.Threshold.Signal != engine.NodeFSAvailable { // imagefs or containerfs, which are one
+					recorded++
+					if len(r.Evicted) > 0 || r.Decision.Victim != nil {
+						t.Errorf("recorded %+v", r)
+					}
+				}
+				if differences, err := record.Replay(r); err != nil || len(differences) > 0 {
+					t.Errorf("made again: %v, %v", differences, err)
+				}
+			}
+			if recorded != 1 {
+				t.Errorf("%d records of the other disk", recorded)
+			}
+		})
+		close(w.stays)
+	})
 }
 
 // While others use up what comes free, images go one after the other, no pod goes before the last of them, and nobody waits a second.

@@ -168,6 +168,22 @@ func (k *Keeper) tidied(c Collector, step record.Step, asked bool) {
 	k.status = k.status.noted(step)
 }
 
+// besides counts and records what came of a reclaim on another filesystem than the one that a pass is about.
+func (k *Keeper) besides(r record.Record, acted bool) {
+	if acted && k.parts.Record != nil {
+		k.parts.Record(r, acted)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, step := range r.Steps {
+		k.status.Counts.add(step)
+		k.status = k.status.noted(step)
+	}
+	if acted {
+		k.status.Counts.Acted++
+	}
+}
+
 // Status gives what is known now. It does not block.
 func (k *Keeper) Status() Status {
 	k.mu.Lock()

@@ -3,6 +3,7 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,21 +12,26 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/containerd/containerd/api/events"
 	eventsapi "github.com/containerd/containerd/api/services/events/v1"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent"
+	"github.com/cleave-cri/cleave/agent/flight"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/record"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/enclave"
@@ -75,12 +81,46 @@ const (
 )
 
 // reaction is what one round came to.
+//
+// The line is what the one who is measured wants to be available: the kubelet its
+// threshold, cleave its own, which lies above it. The line is crossed at the moment
+// when the disk would have been below it if nothing had been deleted: what others
+// took since the attack began is more than there was above the line. So a deletion
+// that was foreseen has a time below 0, and a disk that never fell below the line
+// was relieved after none.
+//
+// A deletion is beyond need if the disk would have stayed above the line without
+// it, and without those after it that were beyond need, until the attack had ended:
+// what the attack wrote after a deletion counts as needed.
 type reaction struct {
+	crossed               time.Time
 	firstAction, relieved time.Duration
-	deleted, excess       int
-	// byCleave is how many of them cleave deleted; the rest was the kubelet.
-	byCleave        int64
+	deletions             []deletion
+	excess                int
+	// least is the least that was available, in bytes.
+	least           int64
 	enospc, written int
+}
+
+// deletion is an image that went, when, what was available just before, and who
+// says that it deleted it.
+type deletion struct {
+	image     int
+	after     time.Duration // since the line was crossed
+	available int64
+	by        string
+	// decided is what cleave decided, and when: after the line was crossed.
+	decided string
+}
+
+// deleted counts the images that somebody deleted.
+func (r reaction) deleted(by string) (n int) {
+	for _, d := range r.deletions {
+		if d.by == by {
+			n++
+		}
+	}
+	return n
 }
 
 // apartForReact puts this program where a kubelet can run, with all that is
@@ -139,8 +179,11 @@ func reportReactions(side string, all []reaction) {
 	}
 	var worst reaction
 	for i, r := range all {
-		fmt.Fprintf(os.Stderr, "bench-react: %s, attack %d: first deletion %d ms after the threshold was crossed, relieved after %d ms, %d images deleted (%d by cleave), %d beyond need, the innocent writer had %d ENOSPC in %d writes\n",
-			side, i+1, r.firstAction.Milliseconds(), r.relieved.Milliseconds(), r.deleted, r.byCleave, r.excess, r.enospc, r.written)
+		fmt.Fprintf(os.Stderr, "bench-react: %s, attack %d: first deletion %d ms after the threshold was crossed, relieved after %d ms, %d MiB were the least, %d images deleted by cleave, %d by the kubelet and %d by both, %d beyond need, the innocent writer had %d ENOSPC in %d writes\n",
+			side, i+1, r.firstAction.Milliseconds(), r.relieved.Milliseconds(), r.least>>20, r.deleted(byCleave), r.deleted(byKubelet), r.deleted(byBoth), r.excess, r.enospc, r.written)
+		for _, d := range r.deletions {
+			fmt.Fprintf(os.Stderr, "bench-react:   after %6d ms, with %5d MiB available, %s deleted image %d%s\n", d.after.Milliseconds(), d.available>>20, d.by, d.image, d.decided)
+		}
 		if i == 0 || r.firstAction > worst.firstAction {
 			worst.firstAction = r.firstAction
 		}
@@ -318,7 +361,9 @@ func space(path string) (capacity, available int64, _ error) {
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, nil //nolint:gosec // of a disk of some GiB
 }
 
-func reactRef(i int) string { return fmt.Sprintf("registry.example/bench/react-%d:1", i) }
+// repository is an image's, reactRef its name.
+func repository(i int) string { return fmt.Sprintf("registry.example/bench/react-%d", i) }
+func reactRef(i int) string   { return repository(i) + ":1" }
 
 // reactImagesOf builds the images. Compressed they are small, so that a node's
 // disk has nothing of them but the files.
@@ -416,10 +461,7 @@ func (t *target) round(ctx context.Context) (_ reaction, err error) {
 	}
 	chunks := (available - kubeletLine + reactNeed*reactImageBytes - reactSpareBytes) / reactChunk
 
-	before, err := t.byCleave(ctx)
-	if err != nil {
-		return reaction{}, err
-	}
+	began := time.Now()
 	watch, err := t.watch(ctx)
 	if err != nil {
 		return reaction{}, err
@@ -432,15 +474,13 @@ func (t *target) round(ctx context.Context) (_ reaction, err error) {
 	if err != nil {
 		return reaction{}, err
 	}
-	r, err := watch.judge(ctx, t)
+	r, err := watch.judge(t)
 	if err != nil {
 		return reaction{}, err
 	}
-	after, err := t.byCleave(ctx)
-	if err != nil {
+	if err := t.who(r.deletions, began, r.crossed); err != nil {
 		return reaction{}, err
 	}
-	r.byCleave = after - before
 	// The attacker takes everything back.
 	if err := os.Remove(filepath.Join(t.ctl, "go")); err != nil {
 		return reaction{}, err
@@ -453,16 +493,100 @@ func (t *target) round(ctx context.Context) (_ reaction, err error) {
 	})
 }
 
-// byCleave is how much cleave has deleted since its start.
-func (t *target) byCleave(ctx context.Context) (int64, error) {
+// Who deleted an image.
+const (
+	byCleave  = "cleave"
+	byKubelet = "the kubelet"
+	byBoth    = "cleave or the kubelet"
+)
+
+// who finds out who deleted images since a moment: what cleave deleted stands in
+// its flight recorder, and what the kubelet asked to be removed in its log.
+func (t *target) who(list []deletion, since, crossed time.Time) error {
+	ids := map[string]record.Record{}
+	if err := t.recorded(since, ids); err != nil {
+		return err
+	}
+	text, err := os.ReadFile(t.kubelet.LogFile())
+	if err != nil {
+		return err
+	}
+	for i := range list {
+		id, err := t.images[list[i].image].ConfigName()
+		if err != nil {
+			return err
+		}
+		r, ours := ids[id.String()]
+		theirs := t.askedByKubelet(text, id.String(), since)
+		if ours {
+			list[i].decided = fmt.Sprintf(", %s, decided after %d ms", r.Decision.Outcome, r.Input.Now.Sub(crossed).Milliseconds())
+		}
+		switch {
+		case ours && theirs:
+			list[i].by = byBoth
+		case ours:
+			list[i].by = byCleave
+		case theirs:
+			list[i].by = byKubelet
+		default:
+			list[i].by = "somebody"
+		}
+	}
+	return nil
+}
+
+// recorded adds the images that cleave's records say it deleted since a moment.
+func (t *target) recorded(since time.Time, ids map[string]record.Record) (err error) {
 	if t.node.Cleave == nil {
-		return 0, nil
+		return nil
 	}
-	s, err := t.node.Cleave.Status(ctx)
-	if err != nil || s.Reclaim == nil {
-		return 0, fmt.Errorf("ask cleave what it deleted: %+v, %w", s.Reclaim, err)
+	f, err := os.Open(filepath.Join(t.node.Cleave.Config().StateDir, flight.FileName))
+	if err != nil {
+		return err
 	}
-	return s.Reclaim.Counts.Deleted, nil
+	defer func() { err = errors.Join(err, f.Close()) }()
+	lines, err := flight.Lines(f, flight.SizeBytes)
+	if err != nil {
+		return err
+	}
+	for reader := record.NewReader(lines); ; {
+		r, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read cleave's records: %w", err)
+		}
+		if r.Input.Now.Before(since) {
+			continue
+		}
+		for _, step := range r.Steps {
+			for _, item := range step.Items {
+				if item.ActualBytes != nil {
+					ids[item.ID] = r
+				}
+			}
+		}
+	}
+}
+
+// askedByKubelet says whether the kubelet's log tells of the removal of an image
+// since a moment.
+func (t *target) askedByKubelet(log []byte, id string, since time.Time) bool {
+	for line := range bytes.Lines(log) {
+		if !bytes.Contains(line, []byte("Removing image to free bytes")) || !bytes.Contains(line, []byte(id)) {
+			continue
+		}
+		// klog's head: "I1130 19:57:07.123456".
+		if len(line) < 21 {
+			continue
+		}
+		at, err := time.ParseInLocation("20060102 15:04:05.000000", strconv.Itoa(since.Year())+string(line[1:21]), time.Local)
+		if err == nil && !at.Before(since) {
+			return true
+		}
+	}
+	return false
 }
 
 // tell writes a file for the attacker, whole or not at all.
@@ -523,8 +647,8 @@ type watcher struct {
 	mu sync.Mutex
 	// samples are what was available, whenever that changed; guarded by mu.
 	samples []sample
-	// deletions are when names of images went; guarded by mu.
-	deletions []time.Time
+	// gone are the names of images that went; guarded by mu.
+	gone []goneName
 	// enospc of written writes of the innocent failed; guarded by mu.
 	enospc, written int
 	// errs are what went wrong; guarded by mu.
@@ -534,6 +658,11 @@ type watcher struct {
 type sample struct {
 	at        time.Time
 	available int64
+}
+
+type goneName struct {
+	at   time.Time
+	name string
 }
 
 // watch begins: it follows containerd's events, looks at the disk each
@@ -553,8 +682,13 @@ func (t *target) watch(ctx context.Context) (*watcher, error) {
 				w.fail(ctx, err)
 				return
 			}
+			var deleted events.ImageDelete
+			if body := event.GetEvent(); body == nil || proto.Unmarshal(body.GetValue(), &deleted) != nil {
+				w.fail(ctx, errors.New("an event of containerd can't be read"))
+				return
+			}
 			w.mu.Lock()
-			w.deletions = append(w.deletions, event.GetTimestamp().AsTime())
+			w.gone = append(w.gone, goneName{event.GetTimestamp().AsTime(), deleted.GetName()})
 			w.mu.Unlock()
 		}
 	})
@@ -633,10 +767,10 @@ func (w *watcher) calm(ctx context.Context, t *target) error {
 		_, err = os.Stat(filepath.Join(t.ctl, "done"))
 		switch {
 		case err != nil:
-			return fmt.Errorf("the attacker is at work, %d MiB are available, %d names of images went", available>>20, len(w.deletions))
+			return fmt.Errorf("the attacker is at work, %d MiB are available, %d names of images went", available>>20, len(w.gone))
 		case available < t.line:
-			return fmt.Errorf("%d MiB are available, %d are wanted, %d names of images went", available>>20, t.line>>20, len(w.deletions))
-		case len(w.deletions) > 0 && time.Since(w.deletions[len(w.deletions)-1]) < reactRest || time.Since(w.samples[0].at) < reactRest:
+			return fmt.Errorf("%d MiB are available, %d are wanted, %d names of images went", available>>20, t.line>>20, len(w.gone))
+		case len(w.gone) > 0 && time.Since(w.gone[len(w.gone)-1].at) < reactRest || time.Since(w.samples[0].at) < reactRest:
 			return errors.New("it was not calm for long enough")
 		}
 		return nil
@@ -644,35 +778,51 @@ func (w *watcher) calm(ctx context.Context, t *target) error {
 }
 
 // judge says what a round came to.
-func (w *watcher) judge(ctx context.Context, t *target) (r reaction, _ error) {
-	answer, err := t.client.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
-	if err != nil {
-		return r, err
-	}
-	r.deleted = len(t.images)
-	for _, i := range answer.GetImages() {
-		if strings.Contains(strings.Join(i.GetRepoTags(), " "), "/bench/react-") {
-			r.deleted--
-		}
-	}
+func (w *watcher) judge(t *target) (r reaction, _ error) {
 	_, available, err := space(t.disk())
 	if err != nil {
 		return r, err
 	}
-	for n := r.deleted; n > 0 && available-reactImageBytes >= t.line; n-- {
-		available -= reactImageBytes
-		r.excess++
-	}
 	r.enospc, r.written = w.enospc, w.written
-	crossed := slices.IndexFunc(w.samples, func(s sample) bool { return s.available < t.line })
-	if len(w.deletions) == 0 || crossed < 0 {
-		return r, fmt.Errorf("the threshold was not crossed, or nothing was deleted: %d names of images went, %d MiB are available", len(w.deletions), available>>20)
+	first, least := w.samples[0], w.samples[0].available
+	taken, crossed := int64(0), time.Time{}
+	for i, s := range w.samples {
+		least = min(least, s.available)
+		if i > 0 {
+			taken += max(0, w.samples[i-1].available-s.available)
+		}
+		if crossed.IsZero() && first.available-taken < t.line {
+			crossed = s.at
+		}
 	}
-	at := w.samples[crossed].at
-	r.firstAction = slices.MinFunc(w.deletions, time.Time.Compare).Sub(at)
+	r.least, r.crossed = least, crossed
+	if len(w.gone) == 0 || crossed.IsZero() {
+		return r, fmt.Errorf("the attack was no danger, or nothing was deleted: it took %d MiB of %d, %d names of images went, %d MiB are available",
+			taken>>20, first.available>>20, len(w.gone), available>>20)
+	}
 	for i, s := range w.samples {
 		if s.available < t.line && i+1 < len(w.samples) {
-			r.relieved = w.samples[i+1].at.Sub(at)
+			r.relieved = w.samples[i+1].at.Sub(crossed)
+		}
+	}
+	for i := range t.images {
+		at := slices.IndexFunc(w.gone, func(g goneName) bool { return strings.HasPrefix(g.name, repository(i)) })
+		if at < 0 {
+			continue
+		}
+		d := deletion{image: i, after: w.gone[at].at.Sub(crossed)}
+		for _, s := range w.samples {
+			if s.at.Before(w.gone[at].at) {
+				d.available = s.available
+			}
+		}
+		r.deletions = append(r.deletions, d)
+	}
+	slices.SortFunc(r.deletions, func(a, b deletion) int { return cmp.Compare(a.after, b.after) })
+	r.firstAction = r.deletions[0].after
+	for range r.deletions {
+		if available -= reactImageBytes; available >= t.line {
+			r.excess++
 		}
 	}
 	return r, nil
