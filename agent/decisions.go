@@ -253,15 +253,18 @@ func (d *decisions) save(complete bool) error {
 	return d.images.Save(list, complete)
 }
 
-// findKubelet reads what the kubelet runs with, if it is another one than before.
+// findKubelet reads what the kubelet runs with, if it is another one than before. One that does not use cleave's sockets is the node's
+// as long as there is no other.
 func (d *decisions) findKubelet(ctx context.Context) error {
 	reader := kubelet.Reader{}
-	if old := d.kubelet.Load(); old != nil && runs(old) {
+	old := d.kubelet.Load()
+	alive := old != nil && runs(old)
+	if alive && reader.Uses(*old, d.endpoints()) {
 		return nil
 	}
 	s, err := reader.Find(ctx, kubelet.Choice{Endpoints: d.endpoints()})
-	if errors.Is(err, kubelet.ErrNotRunning) && d.kubelet.Load() != nil {
-		return nil // it is being restarted; what it had holds
+	if errors.Is(err, kubelet.ErrNotRunning) && old != nil || err != nil && alive {
+		return nil // it is being restarted, or which one is meant can't be told: what it had holds
 	}
 	if err != nil {
 		return fmt.Errorf("find the kubelet: %w", err)

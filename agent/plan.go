@@ -180,6 +180,8 @@ type ReclaimStatus struct {
 	Next []NextPods `json:"next,omitempty"`
 	// ReportsOnly says that cleave evicts nobody, whatever is short.
 	ReportsOnly bool `json:"reportsOnly,omitempty"`
+	// KubeletPID is the process whose settings hold, 0 while none is known.
+	KubeletPID int `json:"kubeletPID,omitempty"`
 	// Records counts what was written to the flight recorder, nil while another process records.
 	Records *flight.Counters `json:"records,omitempty"`
 	// Kube is what the cluster was told, nil where nothing is to be.
@@ -188,6 +190,9 @@ type ReclaimStatus struct {
 
 func (d *decisions) status() *ReclaimStatus {
 	s := &ReclaimStatus{Status: d.keeper.Status(), Next: next(d.keeper.IfShort()), ReportsOnly: d.reportsOnly()}
+	if k := d.kubelet.Load(); k != nil {
+		s.KubeletPID = k.PID
+	}
 	if c := d.cluster.Load(); c != nil {
 		s.Kube, s.Sources = c.teller.Status(), c.view().Sources
 	}

@@ -15,6 +15,8 @@
 //   - need: what a test needs of the machine, and what happens when it isn't there
 //   - stage: a node as a scenario describes it, for `cleave lab`; with deputy, which stands in for its kubelet, and
 //     writer, which its containers run
+//   - plane: etcd, a real API server and a real kubelet; kube: the same with typed clients, for tests
+//   - podapi: asks an API server for pods, the deputy or a real one
 //   - play: plays a scenario on such a node, and compares
 //
 // Nothing that cleave does in production imports these packages; the one command that does is `cleave lab`.

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cleave-cri/cleave/config"
+	"github.com/cleave-cri/cleave/engine/sim"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/play"
 	"github.com/cleave-cri/cleave/lab/stage"
@@ -14,9 +15,9 @@ func labCommand() *cobra.Command {
 		Use:   "lab",
 		Short: "A whole split node on this machine, on loop devices, to look at and to break",
 		Long: `Make a node of its own on this machine: filesystems on loop devices, a private
-containerd, cleave in front of it, and a stand-in for the kubelet. It shares
-nothing with a containerd or a kubelet that runs here. It needs root, containerd,
-runc and mkfs; docs/lab.md says more.`,
+containerd, cleave in front of it, and a stand-in for the kubelet or, with
+--kubelet, a real one. It shares nothing with a containerd or a kubelet that runs
+here. It needs root, containerd, runc and mkfs; docs/lab.md says more.`,
 	}
 	cmd.AddCommand(labUpCommand(), labDownCommand(), labRunCommand(), labListCommand(), labShellCommand())
 	return cmd
@@ -27,7 +28,9 @@ func labFlags(cmd *cobra.Command) *stage.Options {
 	o := &stage.Options{FS: disk.Ext4, Mode: config.ModeCRI}
 	f := cmd.Flags()
 	f.StringVar((*string)(&o.FS), "fs", string(o.FS), "type of filesystems: ext4, xfs or btrfs")
-	f.StringVar((*string)(&o.Mode), "mode", string(o.Mode), "what cleave is: cri or observe")
+	f.StringVar((*string)(&o.Mode), "mode", string(o.Mode), "what cleave is: cri, crio (needs --kubelet) or observe")
+	f.BoolVar(&o.Kubelet, "kubelet", false, "a real kubelet with etcd and kube-apiserver, not a stand-in")
+	f.StringVar(&o.Programs.Dir, "bin-dir", "", "`folder` in which programs are looked for before PATH")
 	f.StringVar(&o.Programs.Containerd, "containerd", "", "`path` of containerd; else the one in PATH")
 	f.StringVar(&o.Programs.Shim, "shim", "", "`path` of containerd-shim-runc-v2; else the one beside containerd, or in PATH")
 	f.StringVar(&o.Programs.Runc, "runc", "", "`path` of runc; else the one in PATH")
@@ -49,6 +52,9 @@ func labUpCommand() *cobra.Command {
 	f.StringVar(&sizes.Images, "images-size", "1Gi", "size of the images' filesystem, if it is another")
 	f.StringVar(&sizes.Containers, "containers-size", "1Gi", "size of the containers' filesystem, if it is another")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if here, err := stage.Enter(*o); err != nil || !here {
+			return err
+		}
 		return stage.Up(cmd.Context(), cmd.OutOrStdout(), sizes, *o)
 	}
 	return cmd
@@ -78,9 +84,13 @@ The same file is played by "cleave simulate" in virtual time.`,
 		Args: cobra.ExactArgs(1),
 	}
 	made := labFlags(cmd)
+	cmd.Flags().StringVar((*string)(&made.Profile), "profile", string(sim.CleaveProfile), "who decides: cleave, or kubelet, beside which cleave only tells the truth (needs --kubelet)")
 	cmd.Flags().BoolVar(&o.AgainstSim, "against-sim", false, "play it in the simulator, too, and fail where that evicts others or removes other images")
 	cmd.Flags().BoolVar(&o.Keep, "keep", false, "leave the node running; `cleave lab down` ends it")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if here, err := stage.Enter(*made); err != nil || !here {
+			return err
+		}
 		o.Stage = *made
 		return play.Run(cmd.Context(), cmd.OutOrStdout(), args[0], o)
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -21,7 +22,9 @@ func main() {
 	err := root().ExecuteContext(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "cleave:", err)
+		if !errors.Is(err, stage.ErrTold) {
+			fmt.Fprintln(os.Stderr, "cleave:", err)
+		}
 		os.Exit(1)
 	}
 }

@@ -99,6 +99,18 @@ func newLab(t *testing.T) *lab {
 	return l
 }
 
+// addKubelet puts a kubelet, its API server and etcd into the user's PATH.
+func (l *lab) addKubelet(t *testing.T) {
+	t.Helper()
+	peers, err := bin.Get(t.Context(), os.Stderr, "kubelet", "apiserver", "etcd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range peers {
+		l.path = filepath.Dir(p) + ":" + l.path
+	}
+}
+
 func (l *lab) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, l.cleave, append([]string{"lab"}, args...)...)
 	cmd.Env = append(os.Environ(), "TMPDIR="+l.tmp, "PATH="+l.path)

@@ -20,7 +20,34 @@ func few() []string { return []string{"greedy-split", "deleted-open", "disk-full
 // onXFS are those that are played on xfs too: each layout, and each kind of fault.
 func onXFS() []string {
 	return []string{
-		"dead-containers", "disk-full", "greedy-separate", "greedy-single", "greedy-split", "host-process", "images-first", "root-unmounted", "snapshotter-killed",
+		"dead-containers", "demo", "disk-full", "greedy-separate", "greedy-single", "greedy-split", "host-process", "images-first", "root-unmounted", "snapshotter-killed",
+	}
+}
+
+// withKubelet are those that are played with a real kubelet and API server: each of
+// layout split that needs nothing of a kubelet that a real one does not do, in mode
+// crio, and some in mode cri.
+func withKubelet() []struct {
+	name   string
+	args   []string
+	always bool
+} {
+	crio := []string{"--mode", "crio"}
+	return []struct {
+		name   string
+		args   []string
+		always bool
+	}{
+		{"demo", crio, false},
+		{"disk-full", crio, false},
+		{"greedy-split", crio, true},
+		{"host-process", crio, false},
+		{"kubelet-evicts", crio, false},
+		{"kubelet-evicts", append(crio[:2:2], "--profile", "kubelet"), false},
+		{"root-unmounted", crio, false},
+		{"snapshotter-killed", crio, false},
+		{"greedy-single", nil, false},
+		{"volumes", crio, false},
 	}
 }
 
@@ -35,7 +62,30 @@ func TestScenarios(t *testing.T) {
 	if half := (len(files) + 1) / 2; len(onXFS()) < half {
 		t.Fatalf("%d scenarios on xfs, want %d", len(onXFS()), half)
 	}
+	for _, played := range withKubelet() {
+		if !slices.ContainsFunc(files, func(file string) bool { return filepath.Base(file) == played.name+".yaml" }) {
+			t.Errorf("there is no scenario %s to be played with a kubelet", played.name)
+		}
+	}
 	all := os.Getenv(allEnv) == "all"
+	for _, played := range withKubelet() {
+		if !all && !played.always {
+			continue
+		}
+		t.Run(strings.Join(append([]string{played.name, "with a kubelet"}, played.args...), " "), func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			l.addKubelet(t)
+			args := append([]string{"run", "--against-sim", "--kubelet"}, played.args...)
+			out, code := l.run(t, append(args, filepath.Join(folder, played.name+".yaml"))...)
+			if code != 0 || !strings.Contains(out, "as expected, and as in the simulator") {
+				t.Errorf("exit code %d:\n%s", code, out)
+			}
+			if left := l.left(); len(left) > 0 {
+				t.Errorf("left: %s", left)
+			}
+		})
+	}
 	for _, fs := range []string{"ext4", "xfs"} {
 		for _, file := range files {
 			name := strings.TrimSuffix(filepath.Base(file), ".yaml")

@@ -3,7 +3,6 @@ package deputy
 import (
 	"context"
 	"errors"
-	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -17,11 +16,12 @@ import (
 	"github.com/cleave-cri/cleave/kube"
 	"github.com/cleave-cri/cleave/kube/evict"
 	"github.com/cleave-cri/cleave/kube/rights"
+	"github.com/cleave-cri/cleave/lab/podapi"
 )
 
 // server serves a cluster whose pods go as soon as they are told to, and gives the
 // lab's client and cleave's.
-func server(t *testing.T) (*cluster, *Client, *kube.Client) {
+func server(t *testing.T) (*cluster, *podapi.Client, *kube.Client) {
 	t.Helper()
 	c := newCluster()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -58,7 +58,7 @@ func server(t *testing.T) (*cluster, *Client, *kube.Client) {
 	if err := os.WriteFile(file, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	access, err := ReadKubeconfig(file)
+	access, err := podapi.ReadKubeconfig(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func server(t *testing.T) (*cluster, *Client, *kube.Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine := NewClient(access)
+	mine := podapi.NewClient(access)
 	t.Cleanup(mine.Close)
 	return c, mine, theirs
 }
@@ -135,7 +135,7 @@ func TestCleaveTakesItForAnAPIServer(t *testing.T) {
 func TestTheTokenIsNeeded(t *testing.T) {
 	t.Parallel()
 	_, mine, _ := server(t)
-	thief := NewClient(Access{Server: mine.access.Server, CertPEM: mine.access.CertPEM, Token: "guess"})
+	thief := podapi.NewClient(podapi.Access{Server: mine.Access().Server, CertPEM: mine.Access().CertPEM, Token: "guess"})
 	defer thief.Close()
 	if _, err := thief.Pods(t.Context()); !apierrors.IsUnauthorized(err) {
 		t.Error(err)
@@ -159,7 +159,7 @@ func TestWhatIsRefused(t *testing.T) {
 	if err := mine.Delete(t.Context(), "default", "none", 1); !apierrors.IsNotFound(err) {
 		t.Errorf("no such pod: %v", err)
 	}
-	if err := mine.call(t.Context(), http.MethodGet, "/api/v1/secrets", nil, nil); !apierrors.IsNotFound(err) {
+	if err := mine.EnsureNamespace(t.Context(), "other"); !apierrors.IsNotFound(err) {
 		t.Errorf("what it does not know: %v", err)
 	}
 }

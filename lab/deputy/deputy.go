@@ -34,6 +34,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cleave-cri/cleave/lab/pod"
+	"github.com/cleave-cri/cleave/lab/podapi"
 	"github.com/cleave-cri/cleave/lab/runtime"
 )
 
@@ -249,7 +250,7 @@ func serve(dir string) error {
 	if err := json.Unmarshal(text, &o); err != nil {
 		return fmt.Errorf("read %s: %w", optionsFile, err)
 	}
-	access, err := ReadKubeconfig(filepath.Join(dir, kubeconfigFile))
+	access, err := podapi.ReadKubeconfig(filepath.Join(dir, kubeconfigFile))
 	if err != nil {
 		return err
 	}

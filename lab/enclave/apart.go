@@ -30,15 +30,16 @@ var aside = []string{"/run", "/var/log"}
 // Address is the machine's address for a program that is apart, on its loopback: a kubelet and an API server refuse 127.0.0.1.
 const Address = "10.253.0.1"
 
-// Apart puts this program into namespaces of its own: mounts, network (loopback only) and System V IPC, with empty /run and
-// /var/log. It starts the program again, inside, and returns true there; outside it returns false when that has ended, and its
+// Apart puts this program into namespaces of its own: mounts, network (loopback only) and System V IPC, with an empty /run,
+// /var/log and /var/lib/kubelet. It starts the program again, inside, and returns true there; outside it returns false when that has ended, and its
 // status to exit with. prepare runs outside before that: what needs the machine's network belongs there.
 //
 // It must be called by main or TestMain, right after janitor.Main. Mounts and interfaces made inside go with the last process
 // inside.
 func Apart(prepare func() error) (inside bool, status int, _ error) {
 	if os.Getenv(apartEnv) != "" {
-		return true, 0, furnish()
+		// What is started from here, such as a shell, is no second one inside.
+		return true, 0, errors.Join(os.Unsetenv(apartEnv), furnish())
 	}
 	if err := prepare(); err != nil {
 		return false, 1, err
@@ -117,6 +118,54 @@ func furnish() error {
 		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
 			return fmt.Errorf("get an empty %s: %w", dir, &os.PathError{Op: "mount", Path: dir, Err: err})
 		}
+	}
+	return emptyBeside("/var/lib", "kubelet")
+}
+
+// emptyBeside gives this program an empty folder of its own in a folder whose other contents stay as they are, whether or not the
+// machine has one of that name: a kubelet makes /var/lib/kubelet/device-plugins whatever its root directory is.
+func emptyBeside(dir, empty string) error {
+	fault := func(err error) error { return fmt.Errorf("get an empty %s: %w", filepath.Join(dir, empty), err) }
+	const before = "/run/cleave-lab-before" // /run is this program's own by now
+	if err := os.Mkdir(before, 0o755); err != nil {
+		return fault(err)
+	}
+	if err := unix.Mount(dir, before, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fault(&os.PathError{Op: "mount", Path: before, Err: err})
+	}
+	entries, err := os.ReadDir(before)
+	if err != nil {
+		return fault(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+		return fault(&os.PathError{Op: "mount", Path: dir, Err: err})
+	}
+	for _, e := range entries {
+		from, to := filepath.Join(before, e.Name()), filepath.Join(dir, e.Name())
+		switch {
+		case e.Name() == empty:
+		case e.Type()&os.ModeSymlink != 0:
+			target, err := os.Readlink(from)
+			if err := errors.Join(err, os.Symlink(target, to)); err != nil {
+				return fault(err)
+			}
+		case e.IsDir():
+			if err := os.Mkdir(to, 0o755); err != nil {
+				return fault(err)
+			}
+			if err := unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+				return fault(&os.PathError{Op: "mount", Path: to, Err: err})
+			}
+		}
+	}
+	if err := unix.Unmount(before, unix.MNT_DETACH); err != nil {
+		return fault(&os.PathError{Op: "unmount", Path: before, Err: err})
+	}
+	if err := os.Remove(before); err != nil {
+		return fault(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, empty), 0o755); err != nil {
+		return fault(err)
 	}
 	return nil
 }

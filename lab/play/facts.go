@@ -40,7 +40,7 @@ func (f *facts) check(s *scenario.Scenario, observes bool) []string {
 			fault("%d dead containers are removed, and it only observes", f.deadRemoved)
 		}
 	} else {
-		out = simulate.Check(s.Expect[string(sim.CleaveProfile)], f.result)
+		out = simulate.Check(s.Expect[string(f.result.Profile)], f.result)
 	}
 	l := s.Lab
 	if l == nil {

@@ -64,7 +64,7 @@ func TestCheck(t *testing.T) {
 	t.Parallel()
 	good := func() *facts {
 		return &facts{
-			result: &sim.Result{Evicted: []string{"greedy"}, ImagesRemoved: []string{"old"}},
+			result: &sim.Result{Profile: sim.CleaveProfile, Evicted: []string{"greedy"}, ImagesRemoved: []string{"old"}},
 			layout: "split", deadRemoved: 2, unattributed: map[string]int64{"node": 50}, openDeleted: map[string]int64{"web": 60},
 			logs: map[string]int64{"web": 70}, running: map[string]bool{"web": true}, said: map[string]bool{"Layout": true},
 		}

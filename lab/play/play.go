@@ -98,9 +98,13 @@ func (r *run) play(ctx context.Context, lab *janitor.Run, o Options) (*report, e
 	if err != nil {
 		return nil, errors.Join(err, r.logs())
 	}
-	rep := &report{scenario: r.Scenario, facts: f, observes: r.stage.Mode == config.ModeObserve, unexpected: f.check(r.Scenario, r.stage.Mode == config.ModeObserve)}
+	// A cleave that observes leaves it to the kubelet, and one that does is none of cleave's business.
+	observes := r.stage.Mode == config.ModeObserve && r.stage.Profile == sim.CleaveProfile
+	rep := &report{scenario: r.Scenario, facts: f, observes: observes, unexpected: f.check(r.Scenario, observes)}
 	if o.AgainstSim {
-		outcome, err := simulate.Play(r.Scenario, sim.CleaveProfile)
+		// As the kubelet does here.
+		r.Kubelet.CRIO = r.Kubelet.CRIO || r.stage.Mode == config.ModeCRIO
+		outcome, err := simulate.Play(r.Scenario, r.stage.Profile)
 		if err != nil {
 			return nil, fmt.Errorf("play it in the simulator: %w", err)
 		}

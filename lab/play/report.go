@@ -37,7 +37,7 @@ func (r *report) write(w io.Writer) {
 		fmt.Fprintf(w, "%10s  %s\n", e.At.Round(100*time.Millisecond), sentence(e))
 	}
 	if len(r.facts.result.Events) == 0 {
-		fmt.Fprintf(w, "cleave had nothing to do\n")
+		fmt.Fprintf(w, "there was nothing to do\n")
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -108,6 +108,9 @@ func sentence(e sim.Event) string {
 	case sim.ThresholdDue:
 		return e.Subject + " is short" + rule
 	case sim.PodEvicted:
+		if e.By == byKubelet {
+			return "the kubelet evicts " + e.Subject + ": " + e.Detail
+		}
 		return "evicts " + e.Subject + " because of " + e.Detail + rule
 	case sim.HeldBack:
 		return "nobody goes" + rule

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -55,6 +56,9 @@ type run struct {
 	said         map[string]bool
 	layout       string
 	hostLack     map[string]time.Duration
+	evicted      map[types.UID]bool // by a real kubelet
+	kubelets     []sim.Event        // what that did
+	pressed      bool               // it says that its node is short of disk space
 }
 
 // awaitDecisions waits until cleave decides about the disks: it has found its
@@ -66,7 +70,11 @@ func (r *run) awaitDecisions(ctx context.Context) error {
 	defer tick.Stop()
 	for {
 		s, err := r.stage.Node.Cleave.Status(ctx)
-		if err == nil && s.Reclaim != nil && s.Reclaim.LookedAt != nil && s.Reclaim.Problem == "" && s.FiguresSince != nil {
+		if err == nil && r.stage.Profile == sim.KubeletProfile && s.FiguresSince != nil {
+			r.step("the kubelet decides, cleave has figures")
+			return nil
+		}
+		if err == nil && s.Reclaim != nil && s.Reclaim.LookedAt != nil && s.Reclaim.Problem == "" && s.FiguresSince != nil && s.Reclaim.KubeletPID == r.stage.KubeletPID() {
 			r.step("cleave decides: %s", strings.Join(s.Reclaim.Thresholds, ", "))
 			return nil
 		}
@@ -75,7 +83,7 @@ func (r *run) awaitDecisions(ctx context.Context) error {
 		case <-ctx.Done():
 			problem := ""
 			if err == nil && s.Reclaim != nil {
-				problem = s.Reclaim.Problem
+				problem = fmt.Sprintf("it knows of kubelet %d; %s", s.Reclaim.KubeletPID, s.Reclaim.Problem)
 			}
 			return fmt.Errorf("cleave does not decide about the disks: %w (%s)\n%s", errors.Join(ctx.Err(), err), problem, r.stage.Node.Cleave.LogTail(20))
 		}
@@ -85,7 +93,7 @@ func (r *run) awaitDecisions(ctx context.Context) error {
 // perform plays the scenario for as long as it lasts.
 func (r *run) perform(ctx context.Context) error {
 	r.names, r.unattributed, r.openDeleted, r.least = map[types.UID]string{}, map[string]int64{}, map[string]int64{}, map[string]int64{}
-	r.said, r.hostLack = map[string]bool{}, map[string]time.Duration{}
+	r.said, r.hostLack, r.evicted = map[string]bool{}, map[string]time.Duration{}, map[types.UID]bool{}
 	r.t0 = time.Now()
 	scene, cancel := context.WithTimeout(ctx, r.Lasts)
 	defer cancel()
@@ -151,6 +159,13 @@ func (r *run) pod(ctx context.Context, p *scenario.Pod) error {
 			}
 			now, err := r.stage.API.Pod(ctx, p.Namespace, p.Name)
 			gone = apierrors.IsNotFound(err) || err == nil && now.UID != made.UID
+			if err == nil && !gone && evictedByKubelet(now) {
+				// A controller's new pod has another name, and the old one stays; here both have one.
+				r.heedKubelet(ctx)
+				if err := r.stage.API.Delete(ctx, p.Namespace, p.Name, 0); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
+					return err
+				}
+			}
 		}
 		r.step("%s is gone and is made anew", p.Name)
 		if !rest(ctx, *p.AnewAfter) {
@@ -214,6 +229,7 @@ func (r *run) watch(ctx context.Context) {
 	for {
 		if s, err := r.stage.Node.Cleave.Status(ctx); err == nil {
 			r.heed(ctx, s)
+			r.heedKubelet(ctx)
 			if line := r.line(s); line != last && time.Since(told) >= tellEvery {
 				r.step("%s", line)
 				told, last = time.Now(), line
@@ -276,7 +292,8 @@ func (r *run) deleted(ctx context.Context) map[string]int64 {
 	podOf := map[string]string{}
 	for _, p := range pods {
 		for _, c := range p.Status.ContainerStatuses {
-			podOf[strings.TrimPrefix(c.ContainerID, "containerd://")] = p.Name
+			_, id, _ := strings.Cut(c.ContainerID, "://")
+			podOf[id] = p.Name
 		}
 	}
 	out := map[string]int64{}
@@ -311,16 +328,26 @@ func (r *run) facts(ctx context.Context) (*facts, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.heedKubelet(ctx)
 	// What was decided last is in the file when the process has ended.
 	if err := r.stage.Node.Cleave.Stop(ctx); err != nil {
 		return nil, err
 	}
-	records, err := r.records()
-	if err != nil {
-		return nil, err
+	var records []record.Record
+	if r.stage.Profile == sim.CleaveProfile {
+		if records, err = r.records(); err != nil {
+			return nil, err
+		}
 	}
-	f := &facts{result: &sim.Result{Profile: sim.CleaveProfile}, layout: r.layout, unattributed: r.unattributed, openDeleted: r.openDeleted, said: r.said}
+	f := &facts{result: &sim.Result{Profile: r.stage.Profile}, layout: r.layout, unattributed: r.unattributed, openDeleted: r.openDeleted, said: r.said}
 	f.result.Events, f.result.Evicted, f.deadRemoved = tell(records, r.t0, func(uid string) string { return cmp.Or(r.names[types.UID(uid)], uid) })
+	for _, e := range r.kubelets {
+		f.result.Events = append(f.result.Events, e)
+		if e.What == sim.PodEvicted {
+			f.result.Evicted = append(f.result.Evicted, e.Subject)
+		}
+	}
+	slices.SortStableFunc(f.result.Events, func(a, b sim.Event) int { return cmp.Compare(a.At, b.At) })
 	there, err := r.stage.Listed(ctx)
 	if err != nil {
 		return nil, err
@@ -400,6 +427,9 @@ func (r *run) podFacts(ctx context.Context, f *facts) error {
 // allocated is what the files below a folder take.
 func allocated(dir string) (bytes int64, _ error) {
 	err := filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // rotated away, or the pod is evicted and still known
+		}
 		if err != nil {
 			return err
 		}

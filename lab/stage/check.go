@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cleave-cri/cleave/config/strict"
+	"github.com/cleave-cri/cleave/engine/sim"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/scenario"
 )
@@ -105,6 +106,26 @@ func Playable(s *scenario.Scenario, standard disk.FS) error {
 	return nil
 }
 
+// playableBy says what of a scenario can't be had with a real kubelet: all of it, joined.
+func playableBy(s *scenario.Scenario, profile sim.Profile) error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if profile == sim.CleaveProfile && s.Cleave.LastResort != nil {
+		fault("cleave.lastResort: a real kubelet goes by the thresholds that cleave reads, and would evict here")
+	}
+	for _, p := range s.Pods {
+		for _, c := range p.Containers {
+			if c.RestartsAfter != nil {
+				fault("pods.%s.%s: restartsAfter: a real kubelet waits for ten seconds, then longer and longer", p.Name, c.Name)
+			}
+		}
+	}
+	if len(faults) > 0 {
+		return fmt.Errorf("this scenario can't be played with a real kubelet, leave --kubelet out:\n%w", errors.Join(faults...))
+	}
+	return nil
+}
+
 // room says whether the machine has space for the disks, should they fill up.
 func room(dir string, s *scenario.Scenario) error {
 	var st syscall.Statfs_t
@@ -130,29 +151,45 @@ type Programs struct {
 	Cleave string
 	// Containerd, Shim and Runc are containerd's.
 	Containerd, Shim, Runc string
+	// Dir is a folder in which programs are looked for before PATH; empty for none.
+	Dir string
+
+	// kubelet, apiserver and etcd are looked for if there is to be a real kubelet.
+	kubelet, apiserver, etcd string
 }
 
 const shimName = "containerd-shim-runc-v2"
 
-// Find fills in what is not given: this program itself, the others from PATH, the
-// shim also from beside containerd.
-func (p Programs) Find() (Programs, error) {
+// Find fills in what is not given: this program itself, the others from Dir and
+// PATH, the shim also from beside containerd. withKubelet looks for the kubelet and
+// its API server, too.
+func (p Programs) Find(withKubelet bool) (Programs, error) {
 	var err error
+	if withKubelet {
+		for _, want := range []struct {
+			to   *string
+			name string
+		}{{&p.kubelet, "kubelet"}, {&p.apiserver, "kube-apiserver"}, {&p.etcd, "etcd"}} {
+			if *want.to, err = p.look(want.name); err != nil {
+				return p, fmt.Errorf("a real kubelet needs kubelet, kube-apiserver and etcd, and there is no %s in PATH: name the folder that has it with --bin-dir", want.name)
+			}
+		}
+	}
 	if p.Cleave == "" {
 		if p.Cleave, err = os.Executable(); err != nil {
 			return p, fmt.Errorf("find this program: %w", err)
 		}
 	}
-	if p.Containerd, err = find(p.Containerd, "containerd"); err != nil {
+	if p.Containerd, err = p.find(p.Containerd, "containerd"); err != nil {
 		return p, err
 	}
 	if beside := filepath.Join(filepath.Dir(p.Containerd), shimName); p.Shim == "" && isFile(beside) {
 		p.Shim = beside
 	}
-	if p.Shim, err = find(p.Shim, shimName); err != nil {
+	if p.Shim, err = p.find(p.Shim, shimName); err != nil {
 		return p, err
 	}
-	if p.Runc, err = find(p.Runc, "runc"); err != nil {
+	if p.Runc, err = p.find(p.Runc, "runc"); err != nil {
 		return p, err
 	}
 	if filepath.Base(p.Runc) != "runc" {
@@ -171,13 +208,25 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-func find(path, name string) (string, error) {
+// look finds a program in Dir or PATH.
+func (p Programs) look(name string) (string, error) {
+	if path := filepath.Join(p.Dir, name); p.Dir != "" && isFile(path) {
+		return filepath.Abs(path)
+	}
+	found, err := exec.LookPath(name)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(found)
+}
+
+func (p Programs) find(path, name string) (string, error) {
 	if path == "" {
-		found, err := exec.LookPath(name)
+		found, err := p.look(name)
 		if err != nil {
 			return "", fmt.Errorf("there is no %s in PATH: install it, or name it with --%s", name, flagOf(name))
 		}
-		return filepath.Abs(found)
+		return found, nil
 	}
 	if !isFile(path) {
 		return "", fmt.Errorf("--%s %s: there is no such program", flagOf(name), path)

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -29,7 +31,9 @@ type About struct {
 	Title  string
 	Layout string
 	Mode   string
-	Disks  []DiskAbout
+	// Kubelet says that a real one is there; the node is in namespaces of its own then.
+	Kubelet bool
+	Disks   []DiskAbout
 	// Where its parts are reached.
 	Containerd, Listen, Control, Config, Kubeconfig, Snapshotter string
 	// Programs are the folders for PATH.
@@ -51,9 +55,16 @@ func (s *Stage) About() About {
 	a := About{
 		Dir: s.run.Dir(), MadeAt: time.Now().UTC().Truncate(time.Second), Title: s.Scenario.Title, Layout: Layout(s.Scenario.Layout), Mode: string(s.Mode),
 		Containerd: s.Node.Runtime.Endpoint(), Listen: s.Node.Cleave.Endpoint(), Control: cfg.Control.Endpoint.Path(), Config: s.Node.Cleave.ConfigFile(),
-		Kubeconfig: s.Deputy.Kubeconfig(),
-		Programs:   []string{filepath.Dir(s.o.Programs.Cleave), filepath.Dir(s.o.Programs.Containerd)},
-		Pids:       map[string]int{"containerd": s.Node.Runtime.PID(), "kubelet's deputy": s.Deputy.PID()},
+		Programs: []string{filepath.Dir(s.o.Programs.Cleave), filepath.Dir(s.o.Programs.Containerd)},
+		Pids:     map[string]int{"containerd": s.Node.Runtime.PID()},
+	}
+	if s.Kubelet != nil {
+		a.Kubelet, a.Kubeconfig = true, s.Kubelet.Kubeconfig()
+		a.Pids["kubelet"] = s.Kubelet.PID()
+		maps.Copy(a.Pids, s.Plane.PIDs())
+	} else {
+		a.Kubeconfig = s.Deputy.Kubeconfig()
+		a.Pids["kubelet's deputy"] = s.Deputy.PID()
 	}
 	if s.split() {
 		a.Snapshotter = cfg.Snapshotter.StatusEndpoint.Path()
@@ -116,19 +127,41 @@ func Kept() ([]About, error) {
 
 // Broken are the processes of a lab that have ended.
 func (a About) Broken() (out []string) {
-	for name, pid := range a.Pids {
-		// The mark by which the janitor knows its own: the number may be another's by now.
-		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil || !strings.Contains(string(environ), a.Dir) {
+	for _, name := range slices.Sorted(maps.Keys(a.Pids)) {
+		if !a.alive(a.Pids[name]) {
 			out = append(out, name)
 		}
 	}
 	return out
 }
 
+// alive says whether a process is one of the lab's.
+func (a About) alive(pid int) bool {
+	// The mark by which the janitor knows its own: the number may be another's by now.
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	return err == nil && strings.Contains(string(environ), a.Dir)
+}
+
+// inside are the arguments that run a command where the node is.
+func (a About) inside(command []string) ([]string, error) {
+	if !a.Kubelet {
+		return command, nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(a.Pids)) {
+		if pid := a.Pids[name]; a.alive(pid) {
+			return append([]string{"nsenter", fmt.Sprintf("--target=%d", pid), "--mount", "--net", "--ipc"}, command...), nil
+		}
+	}
+	return nil, errors.New("none of the lab's processes lives, so there is no way into it: take it down with `cleave lab down`")
+}
+
 // Write shows a lab and how it is used.
 func (a About) Write(w io.Writer) {
-	fmt.Fprintf(w, "lab %s: layout %s, mode %s, made %s\n\n", filepath.Base(a.Dir), a.Layout, a.Mode, a.MadeAt.Local().Format(time.DateTime))
+	kubelet := ""
+	if a.Kubelet {
+		kubelet = ", a real kubelet"
+	}
+	fmt.Fprintf(w, "lab %s: layout %s, mode %s%s, made %s\n\n", filepath.Base(a.Dir), a.Layout, a.Mode, kubelet, a.MadeAt.Local().Format(time.DateTime))
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, d := range a.Disks {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%s\t%s\n", d.Name, page.Bytes(uint64(max(0, d.SizeBytes))), d.FS, d.Device, strings.Join(d.Roles, ", "), d.Path)
@@ -141,12 +174,17 @@ func (a About) Write(w io.Writer) {
 
 // Hints say what can be done with a lab that is up.
 func (a About) Hints(w io.Writer) {
+	crictl := "crictl --runtime-endpoint " + a.Listen + " ps"
+	if a.Kubelet {
+		// The node is in namespaces of its own, and that socket at a fixed path there.
+		crictl = "cleave lab shell -- crictl ps"
+	}
 	fmt.Fprintf(w, `
   cleave lab shell                          a shell in which crictl, ctr and cleave mean this lab
   cleave status --control %s
-  crictl --runtime-endpoint %s ps
+  %s
   cleave lab down                           ends it and removes everything
-`, a.Control, a.Listen)
+`, a.Control, crictl)
 }
 
 // down ends and removes all labs that are kept, and what labs have left that were
@@ -193,6 +231,10 @@ func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.W
 		}
 		command = []string{shell}
 	}
+	name := command[0]
+	if command, err = a.inside(command); err != nil {
+		return err
+	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // what the user asks for
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, errOut
 	// The terminal's signals are for the shell.
@@ -205,7 +247,7 @@ func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.W
 		"KUBECONFIG="+a.Kubeconfig, "PS1=(cleave lab) \\w # ",
 	)
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w", command[0], err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil
 }

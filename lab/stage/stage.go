@@ -28,12 +28,15 @@ import (
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/garbage"
+	"github.com/cleave-cri/cleave/engine/sim"
 	"github.com/cleave-cri/cleave/lab/deputy"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/image"
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/node"
+	"github.com/cleave-cri/cleave/lab/plane"
 	"github.com/cleave-cri/cleave/lab/pod"
+	"github.com/cleave-cri/cleave/lab/podapi"
 	"github.com/cleave-cri/cleave/lab/runtime"
 	"github.com/cleave-cri/cleave/lab/scenario"
 	"github.com/cleave-cri/cleave/reclaim/seen"
@@ -47,6 +50,12 @@ type Options struct {
 	FS disk.FS
 	// Mode is cleave's; empty means cri.
 	Mode config.Mode
+	// Kubelet is for a real kubelet and API server, not the deputy. They use fixed
+	// paths: call [Enter] first.
+	Kubelet bool
+	// Profile is who decides: cleave, or the kubelet, beside which cleave reclaims and
+	// evicts nothing. Empty means cleave.
+	Profile sim.Profile
 	// Step is told what is done now; nil for nobody.
 	Step func(format string, args ...any)
 }
@@ -55,13 +64,18 @@ type Options struct {
 type Stage struct {
 	Scenario *scenario.Scenario
 	Node     *node.Node
-	Deputy   *deputy.Deputy
+	// Deputy is nil where there is a real kubelet; Plane and Kubelet where there is
+	// none.
+	Deputy  *deputy.Deputy
+	Plane   *plane.ControlPlane
+	Kubelet *plane.Kubelet
 	// API is the API server that pods are made at.
-	API *deputy.Client
+	API *podapi.Client
 	// Images are the ids of images on the node, by the scenario's names.
 	Images map[string]string
-	// Mode is cleave's.
-	Mode config.Mode
+	// Mode is cleave's, Profile who decides.
+	Mode    config.Mode
+	Profile sim.Profile
 
 	o   Options
 	run *janitor.Run
@@ -73,11 +87,11 @@ func Reference(image string) string { return "registry.lab/" + strings.ToLower(i
 // Start makes a scenario's node in a run and waits until cleave answers. If it
 // can't, the caller's closing of the run takes everything down.
 func Start(ctx context.Context, run *janitor.Run, s *scenario.Scenario, o Options) (_ *Stage, err error) {
-	o.FS, o.Mode = cmp.Or(o.FS, disk.Ext4), cmp.Or(o.Mode, config.ModeCRI)
+	o.FS, o.Mode, o.Profile = cmp.Or(o.FS, disk.Ext4), cmp.Or(o.Mode, config.ModeCRI), cmp.Or(o.Profile, sim.CleaveProfile)
 	if o.Step == nil {
 		o.Step = func(string, ...any) {}
 	}
-	st := &Stage{Scenario: s, Images: map[string]string{}, Mode: o.Mode, o: o, run: run}
+	st := &Stage{Scenario: s, Images: map[string]string{}, Mode: o.Mode, Profile: o.Profile, o: o, run: run}
 	if err := room(run.Dir(), s); err != nil {
 		return nil, err
 	}
@@ -90,9 +104,15 @@ func Start(ctx context.Context, run *janitor.Run, s *scenario.Scenario, o Option
 	}
 	o.Step("make %d filesystems and start containerd", len(s.Filesystems))
 	if st.Node, err = node.Start(ctx, run, options); err != nil {
-		return nil, errors.Join(hinted(err), st.stopDeputy(ctx))
+		return nil, errors.Join(hinted(err), st.stopKubelet(context.WithoutCancel(ctx)))
 	}
 	o.Step("cleave answers, in mode %s", o.Mode)
+	if o.Kubelet {
+		if err := st.startKubelet(ctx); err != nil {
+			return nil, errors.Join(err, st.Close(context.WithoutCancel(ctx)))
+		}
+		o.Step("the kubelet answers, and its node is known to the API server")
+	}
 	return st, nil
 }
 
@@ -141,7 +161,11 @@ func (s *Stage) configure(cfg *config.Config, disks map[string]*disk.Disk) {
 	cfg.Mode = s.o.Mode
 	cfg.Filesystems.NodeFS = at(disks, s.Scenario.Layout.NodeFS, "kubelet")
 	cfg.Filesystems.Logs = at(disks, s.Scenario.Layout.NodeFS, "pods")
-	cfg.Reclaim.Enabled, cfg.Reclaim.Evict = true, true
+	cleaves := s.o.Profile == sim.CleaveProfile
+	cfg.Reclaim.Enabled, cfg.Reclaim.Evict = cleaves, cleaves
+	if s.o.Kubelet {
+		cfg.Reclaim.Kubeconfig = s.account()
+	}
 }
 
 func (s *Stage) runtime(o *runtime.Options, disks map[string]*disk.Disk) {
@@ -169,6 +193,9 @@ func (s *Stage) furnish(ctx context.Context, n *node.Node) error {
 	if err := s.remember(); err != nil {
 		return err
 	}
+	if s.o.Kubelet {
+		return s.startPlane(ctx)
+	}
 	k := s.Scenario.Kubelet
 	var err error
 	s.Deputy, err = deputy.Start(ctx, deputy.Options{
@@ -179,11 +206,11 @@ func (s *Stage) furnish(ctx context.Context, n *node.Node) error {
 	if err != nil {
 		return err
 	}
-	access, err := deputy.ReadKubeconfig(s.Deputy.Kubeconfig())
+	access, err := podapi.ReadKubeconfig(s.Deputy.Kubeconfig())
 	if err != nil {
 		return err
 	}
-	s.API = deputy.NewClient(access)
+	s.API = podapi.NewClient(access)
 	return nil
 }
 
@@ -335,18 +362,26 @@ func (s *Stage) Close(ctx context.Context) error {
 	if s.API != nil {
 		s.API.Close()
 	}
-	err := s.stopDeputy(ctx)
+	err := s.stopKubelet(ctx)
 	if s.Node != nil {
 		err = errors.Join(err, s.Node.Close(ctx))
 	}
 	return err
 }
 
-func (s *Stage) stopDeputy(ctx context.Context) error {
-	if s.Deputy == nil {
-		return nil
+// stopKubelet ends the kubelet and its API server, or the deputy.
+func (s *Stage) stopKubelet(ctx context.Context) error {
+	var errs []error
+	if s.Deputy != nil {
+		errs = append(errs, s.Deputy.Stop(ctx))
 	}
-	return s.Deputy.Stop(ctx)
+	if s.Kubelet != nil {
+		errs = append(errs, s.Kubelet.Stop(ctx))
+	}
+	if s.Plane != nil {
+		errs = append(errs, s.Plane.Close(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 // occupy takes what a filesystem has in use from the beginning, besides images. What

@@ -13,6 +13,8 @@ import (
 
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/strict"
+	"github.com/cleave-cri/cleave/engine"
+	"github.com/cleave-cri/cleave/engine/sim"
 	"github.com/cleave-cri/cleave/lab/disk"
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/scenario"
@@ -74,12 +76,21 @@ func (o Options) check() error {
 	}
 	switch cmp.Or(o.Mode, config.ModeCRI) {
 	case config.ModeCRI, config.ModeObserve:
-		return nil
 	case config.ModeCRIO:
-		return errors.New("--mode crio: only a real kubelet takes cleave for CRI-O, and the lab stands in for one: choose cri or observe")
+		if !o.Kubelet {
+			return errors.New("--mode crio: only a real kubelet takes cleave for CRI-O: add --kubelet, or choose cri or observe")
+		}
 	default:
-		return fmt.Errorf("--mode %q: choose cri or observe", o.Mode)
+		return fmt.Errorf("--mode %q: choose cri, crio or observe", o.Mode)
 	}
+	switch profile := cmp.Or(o.Profile, sim.CleaveProfile); {
+	case profile == sim.CleaveProfile:
+	case profile != sim.KubeletProfile:
+		return fmt.Errorf("--profile %q: choose kubelet or cleave", profile)
+	case !o.Kubelet:
+		return errors.New("--profile kubelet: the lab's stand-in for a kubelet evicts nobody: add --kubelet")
+	}
+	return nil
 }
 
 func contains(list []disk.FS, fs disk.FS) bool {
@@ -103,7 +114,15 @@ func Ready(s *scenario.Scenario, o *Options) error {
 	if err := Playable(s, cmp.Or(o.FS, disk.Ext4)); err != nil {
 		return err
 	}
-	programs, err := o.Programs.Find()
+	if o.Mode == config.ModeCRIO && Layout(s.Layout) == string(engine.Separate) {
+		return errors.New("--mode crio: a kubelet that speaks to CRI-O can't know three disks apart: choose cri, or another layout")
+	}
+	if o.Kubelet {
+		if err := playableBy(s, cmp.Or(o.Profile, sim.CleaveProfile)); err != nil {
+			return err
+		}
+	}
+	programs, err := o.Programs.Find(o.Kubelet)
 	o.Programs = programs
 	return err
 }

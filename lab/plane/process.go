@@ -1,4 +1,4 @@
-package kube
+package plane
 
 import (
 	"context"
@@ -15,7 +15,8 @@ import (
 
 const (
 	// startLimit bounds the wait for a program to answer, on a machine with much else to do.
-	startLimit = 90 * time.Second
+	// The kubelet's cAdvisor looks at all containers of the machine first, and asks for up to 15 s about each one of another lab.
+	startLimit = 4 * time.Minute
 	// stopLimit is how long a program has after SIGTERM.
 	stopLimit = 20 * time.Second
 )
@@ -29,6 +30,14 @@ type process struct {
 
 	cmd *exec.Cmd
 	end chan struct{} // closed when cmd has ended
+}
+
+// pid is the process started last, 0 while none was.
+func (p *process) pid() int {
+	if p.cmd == nil {
+		return 0
+	}
+	return p.cmd.Process.Pid
 }
 
 func (p *process) name() string { return filepath.Base(p.binary) }

@@ -1,4 +1,9 @@
-package deputy
+// Package podapi makes, finds and deletes pods at an API server of the lab: the kubelet's deputy (lab/deputy) or a real one
+// (lab/plane). It speaks plain HTTP and JSON: client-go's typed clients bring all of the Kubernetes API along, and the program that
+// is shipped has this package in it.
+//
+// For the lab.
+package podapi
 
 import (
 	"bytes"
@@ -27,7 +32,8 @@ const callLimit = 30 * time.Second
 // Access is how an API server is reached: a deputy, or a real one of the lab.
 type Access struct {
 	Server, Token string
-	// CertPEM is the server's certificate.
+	// CertPEM is the server's certificate; empty for a server on the lab's own loopback that signs a new one at each start, and is
+	// not asked for it.
 	CertPEM []byte
 }
 
@@ -67,11 +73,16 @@ type Client struct {
 	http   *http.Client
 }
 
-// NewClient prepares a client.
+// NewClient prepares a client. Close ends it.
 func NewClient(a Access) *Client {
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(a.CertPEM)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	secure := &tls.Config{MinVersion: tls.VersionTLS12}
+	if len(a.CertPEM) > 0 {
+		secure.RootCAs = x509.NewCertPool()
+		secure.RootCAs.AppendCertsFromPEM(a.CertPEM)
+	} else {
+		secure.InsecureSkipVerify = true //nolint:gosec // see Access: nobody else is on that loopback
+	}
+	transport := &http.Transport{TLSClientConfig: secure}
 	return &Client{access: a, http: &http.Client{Transport: transport}}
 }
 
@@ -81,6 +92,35 @@ func podPath(namespace, name string) string {
 		path += "/" + name
 	}
 	return path
+}
+
+// Access is how the server is reached.
+func (c *Client) Access() Access { return c.access }
+
+// Ready says whether the server answers calls, as it says itself.
+func (c *Client) Ready(ctx context.Context) error {
+	if err := c.call(ctx, http.MethodGet, "/readyz", nil, nil); err != nil {
+		return fmt.Errorf("ask the API server whether it is ready: %w", err)
+	}
+	return nil
+}
+
+// Node is a node as it is now.
+func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	out := &corev1.Node{}
+	if err := c.call(ctx, http.MethodGet, "/api/v1/nodes/"+name, nil, out); err != nil {
+		return nil, fmt.Errorf("get node %s: %w", name, err)
+	}
+	return out, nil
+}
+
+// EnsureNamespace makes a namespace if it is not there.
+func (c *Client) EnsureNamespace(ctx context.Context, name string) error {
+	namespace := &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := c.call(ctx, http.MethodPost, "/api/v1/namespaces", namespace, nil); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("make namespace %s: %w", name, err)
+	}
+	return nil
 }
 
 // Create makes a pod and returns it as the server has it.

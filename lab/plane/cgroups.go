@@ -1,4 +1,4 @@
-package kube
+package plane
 
 import (
 	"bytes"
