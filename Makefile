@@ -88,8 +88,8 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 SCENARIOS ?= .*
 
 .PHONY: lab-all
-lab-all: deps ## Play all scenarios of docs/lab on real nodes: on ext4, half of them on xfs, against the simulator (root; 6 minutes)
-	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+lab-all: deps ## Play all scenarios of docs/lab on real nodes: on ext4, half on xfs, split ones with a real kubelet, against the simulator (root; 9 minutes)
+	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
 	@echo "lab-all: two nodes at a time; time is real there"
 	@mkdir -p $(RESULTS)
 	@CLEAVE_LAB=all $(call gotestsum,lab,standard-verbose) -timeout 60m -count=1 -parallel 2 -run '^TestScenarios$$/$(SCENARIOS)' ./integration/lab
@@ -112,10 +112,10 @@ test-unit: ## Tests of all packages (some need root)
 
 .PHONY: test-integration
 test-integration: ## Tests against real containerd, runc and critest (root)
-	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so four at a time, and one package after the other"
+	@echo "test-integration: cleave between real clients and a real containerd; the tests mostly wait, so four at a time, and two packages"
 	@mkdir -p $(RESULTS)
 	@$(TOOLCHAIN) get $(PEERS) critest $(KUBERNETES) >/dev/null
-	@$(call gotestsum-again,integration,./integration/...) -timeout 30m -p 1 -parallel 4
+	@$(call gotestsum-again,integration,./integration/...) -timeout 30m -p 2 -parallel 4
 
 .PHONY: test-critest
 test-critest: deps ## All critest specs, direct and through cleave, compared (root; 5 minutes)
