@@ -171,13 +171,25 @@ func Fates(view kube.View, complete bool) garbage.Pods {
 	return fates
 }
 
-// PodStats is what a pod uses, as the kubelet looks at it: running containers alone (ACC-3).
+// PodStats is what a pod uses, as the kubelet looks at it: running containers alone (ACC-3), and the deleted files that they have open,
+// which the kubelet does not see (ACC-16): they come free when the pod goes, and else a pod goes that has less. Those on the filesystem of
+// the container's layer count with it, others, such as an emptyDir's, with its logs, which are on nodefs as volumes are. What dead
+// containers left is not the pod's: it goes before any pod does, but for the newest instance, whose bytes nobody is ended for.
 func PodStats(p ephemeral.Pod) engine.PodStats {
 	out := engine.PodStats{UID: p.UID}
 	for _, c := range p.Containers {
-		if c.Running {
-			out.Containers = append(out.Containers, engine.ContainerStats{Name: c.Name, RootFS: use(c.Layer), Logs: use(c.LogFiles)})
+		if !c.Running {
+			continue
 		}
+		layer, logs := use(c.Layer), use(c.LogFiles)
+		for _, u := range c.OpenDeleted {
+			if c.Layer != nil && c.Layer.Device == u.Device {
+				layer = with(layer, u)
+			} else {
+				logs = with(logs, u)
+			}
+		}
+		out.Containers = append(out.Containers, engine.ContainerStats{Name: c.Name, RootFS: layer, Logs: logs})
 	}
 	for _, v := range p.Volumes {
 		if u := use(v.Use); u != nil {
@@ -186,6 +198,15 @@ func PodStats(p ephemeral.Pod) engine.PodStats {
 	}
 	out.EphemeralStorage = use(ephemeral.Of(p).Kubelet)
 	return out
+}
+
+// with is f with more bytes; f may be unknown.
+func with(f *engine.FSStats, u ephemeral.Use) *engine.FSStats {
+	if f == nil {
+		return use(&u)
+	}
+	bytes, inodes := *f.UsedBytes+u.Bytes, *f.InodesUsed+u.Inodes
+	return &engine.FSStats{Time: f.Time, UsedBytes: &bytes, InodesUsed: &inodes}
 }
 
 func use(u *ephemeral.Use) *engine.FSStats {

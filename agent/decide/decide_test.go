@@ -176,6 +176,29 @@ func TestACC3_PodStats(t *testing.T) {
 	}
 }
 
+// ACC-16, T14: deleted files that are open count where they lie, and not to what the kubelet says the pod uses.
+func TestACC16_DeletedFilesThatAreOpenCountForTheRanking(t *testing.T) {
+	t.Parallel()
+	on := func(device string, bytes uint64) *ephemeral.Use {
+		return &ephemeral.Use{Device: device, Bytes: bytes, Inodes: 1, At: noon}
+	}
+	got := PodStats(ephemeral.Pod{UID: "1", Containers: []ephemeral.ContainerUse{
+		{Name: "app", Running: true, Layer: on("8:17", 5), LogFiles: on("8:1", 2), OpenDeleted: []ephemeral.Use{*on("8:17", 8<<30), *on("8:1", 1<<30)}},
+		{Name: "bare", Running: true, OpenDeleted: []ephemeral.Use{*on("8:1", 7)}},
+		{Name: "dead", Layer: on("8:17", 100), OpenDeleted: []ephemeral.Use{*on("8:17", 9)}},
+	}})
+	if len(got.Containers) != 2 {
+		t.Fatalf("%+v", got)
+	}
+	app, bare := got.Containers[0], got.Containers[1]
+	if *app.RootFS.UsedBytes != 8<<30+5 || *app.RootFS.InodesUsed != 2 || *app.Logs.UsedBytes != 1<<30+2 || bare.RootFS != nil || *bare.Logs.UsedBytes != 7 {
+		t.Errorf("%+v", got.Containers)
+	}
+	if e := got.EphemeralStorage; e == nil || *e.UsedBytes != 7 {
+		t.Errorf("the pod as a whole: %+v", e)
+	}
+}
+
 func TestLAY_WhatIsDetected(t *testing.T) {
 	t.Parallel()
 	dev := func(minor uint32) fsstats.Filesystem {

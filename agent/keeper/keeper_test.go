@@ -355,6 +355,62 @@ func TestAGlanceSeesAFastFill(t *testing.T) {
 	})
 }
 
+// A fast fill is seen coming by glances, as long before as a deletion takes, and what is written meanwhile is freed, too. What is
+// remembered for the forecast of the day is not of glances.
+func TestAFastFillIsSeenComing(t *testing.T) {
+	t.Parallel()
+	const step, every = 512 << 20, 50 * time.Millisecond // 10 GiB a second
+	for _, tc := range []struct {
+		name string
+		lead time.Duration
+		want []string
+	}{
+		{"two seconds before", 2 * time.Second, []string{"image a"}},
+		{"it has been said that nothing takes time", 0, nil},
+	} {
+		w := &world{available: 40 * gib, images: map[string]int64{"a": 25 * gib, "b": 25 * gib}, pods: map[string]int64{"greedy": 30 * gib}}
+		p := w.parts()
+		p.Config = func(in engine.Input) (Setup, error) {
+			s, err := setup(in)
+			s.Config.Options.Forecast, s.Config.Horizon, s.Config.Lead = true, max(tc.lead, time.Millisecond), tc.lead
+			return s, err
+		}
+		run(t, w, p, func(t *testing.T, k *Keeper) {
+			time.Sleep(time.Second) //nolint:forbidigo // in synctest
+			for range 32 {          // 16 GiB of 30
+				w.with(func() { w.available -= step })
+				time.Sleep(every) //nolint:forbidigo // in synctest
+			}
+			equal(t, tc.name, w.done(), tc.want...)
+			w.with(func() {
+				for _, r := range w.records {
+					if r.Decision.Outcome == engine.Foreseen && (len(r.Decision.Coming) != 1 || r.Decision.Coming[0].In > tc.lead || *r.Decision.NeedBytes < gib) {
+						t.Errorf("%s: %+v", tc.name, r.Decision)
+					}
+					if differences, err := record.Replay(r); err != nil || len(differences) > 0 {
+						t.Errorf("made again: %v, %v", differences, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A deletion that took long is begun as much earlier the next time.
+func TestTheLeadIsWhatADeletionTook(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{0: 2 * time.Second, time.Second: 2 * time.Second, 4 * time.Second: 4 * time.Second, time.Minute: longestLead} {
+		k := New(Parts{})
+		k.lasted = took
+		if c := k.leading(engine.Config{Horizon: time.Second, Lead: 2 * time.Second}); c.Lead != want || c.Horizon != want {
+			t.Errorf("after one that took %s: lead %s, horizon %s, want %s", took, c.Lead, c.Horizon, want)
+		}
+	}
+	if c := New(Parts{}).leading(engine.Config{Horizon: time.Minute}); c.Lead != 0 || c.Horizon != time.Minute {
+		t.Errorf("without a lead: %+v", c)
+	}
+}
+
 // The nearer a threshold, the smaller the steps that are looked at.
 func TestNear(t *testing.T) {
 	t.Parallel()

@@ -121,7 +121,7 @@ func (s *Store) Add(uses []Use, now time.Time) {
 	}
 	for name, w := range s.workloads {
 		w.Pods = 0
-		// A clock that was set back makes nobody older.
+		w.notAfter(now)
 		if now.Sub(w.LastSeen) > keepFor {
 			delete(s.workloads, name)
 			s.changed = true
@@ -147,6 +147,16 @@ func (s *Store) Add(uses []Use, now time.Time) {
 				}
 				w.Containers[name] = bytes
 			}
+		}
+	}
+}
+
+// notAfter takes times that are to come, because the clock was set back, for now: else a workload would be remembered, and written down
+// as the one seen last, until that time comes.
+func (w *Workload) notAfter(now time.Time) {
+	for _, t := range []*time.Time{&w.FirstSeen, &w.LastSeen, &w.PeakAt} {
+		if t.After(now) {
+			*t = now
 		}
 	}
 }

@@ -66,6 +66,31 @@ func TestPeaksOutlastPodsAndRestarts(t *testing.T) {
 	}
 }
 
+// A workload that was seen by a clock that was far ahead is not remembered until that time comes, and does not take the others' place.
+func TestAClockThatWasFarAhead(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir)
+	s.Add([]Use{{Workload: "Pod shop/ahead", Bytes: mib}}, start.Add(1000*keepFor))
+	if err := s.Save(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, dir)
+	again.Add([]Use{{Workload: "Pod shop/now"}}, start)
+	for _, w := range again.List() {
+		if w.FirstSeen.After(start) || w.LastSeen.After(start) || w.PeakAt.After(start) {
+			t.Errorf("seen in the future: %+v", w)
+		}
+	}
+	again.Add([]Use{{Workload: "Pod shop/now"}}, start.Add(keepFor+time.Second))
+	if left := again.List(); len(left) != 1 || left[0].Name != "Pod shop/now" {
+		t.Errorf("what is remembered: %+v", left)
+	}
+}
+
 // However many workloads come, what is kept has a bound, in memory and in the file, and it is those of now that stay.
 func TestTooManyWorkloads(t *testing.T) {
 	t.Parallel()
