@@ -90,10 +90,11 @@ type decisions struct {
 	// acts says that this process is the one that deletes and evicts, not the one before or after it.
 	acts atomic.Bool
 
-	mu       sync.Mutex
-	recorder *flight.Recorder // guarded by mu; nil while another process records
-	// kept takes the ends of logs; guarded by mu; nil before the first.
-	kept *lastlogs.Keeper
+	// opening is held by who opens the files of recorder and kept, for which nobody waits who only writes to them.
+	opening sync.Mutex
+	// recorder is nil while another process records, kept, which takes the ends of logs, before the first.
+	recorder atomic.Pointer[flight.Recorder]
+	kept     atomic.Pointer[lastlogs.Keeper]
 }
 
 // openDecisions makes what reclaims and evicts, where that is configured.
@@ -180,13 +181,13 @@ func (d *decisions) run(ctx context.Context) error {
 	defer cancel()
 	// Calls that are being answered may still name images.
 	err := errors.Join(d.save(false), d.images.Close(), d.peaks.Close())
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.recorder != nil {
-		err = errors.Join(err, d.recorder.Close(closing))
+	d.opening.Lock() // a log may still be read
+	defer d.opening.Unlock()
+	if r := d.recorder.Load(); r != nil {
+		err = errors.Join(err, r.Close(closing))
 	}
-	if d.kept != nil {
-		err = errors.Join(err, d.kept.Close())
+	if k := d.kept.Load(); k != nil {
+		err = errors.Join(err, k.Close())
 	}
 	return err
 }
@@ -275,9 +276,9 @@ func (d *decisions) findKubelet(ctx context.Context) error {
 
 // openRecorder opens it if it is not open. The error wraps flight.ErrLocked while another process has it.
 func (d *decisions) openRecorder() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.recorder != nil {
+	d.opening.Lock()
+	defer d.opening.Unlock()
+	if d.recorder.Load() != nil {
 		return nil
 	}
 	r, err := flight.Open(filepath.Join(d.cfg.StateDir, flight.FileName), flight.SizeBytes)
@@ -287,7 +288,7 @@ func (d *decisions) openRecorder() error {
 	if note := r.Note(); note != "" {
 		d.log.Warn("earlier records are lost", zap.String("reason", note))
 	}
-	d.recorder = r
+	d.recorder.Store(r)
 	return nil
 }
 
@@ -295,10 +296,8 @@ func (d *decisions) record(r record.Record, acted bool) {
 	for _, e := range newsOf(r, !d.reportsOnly()) {
 		d.tell(e)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.recorder != nil {
-		d.recorder.Append(r, acted)
+	if recorder := d.recorder.Load(); recorder != nil {
+		recorder.Append(r, acted)
 	}
 }
 

@@ -269,10 +269,10 @@ func TestOneProcessActsAtATime(t *testing.T) {
 	if err := old.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if !<-took || !d.acts.Load() || d.recorder == nil {
+	if !<-took || !d.acts.Load() || d.recorder.Load() == nil {
 		t.Error("it does not act when the process before it has ended")
 	}
-	if err := d.recorder.Close(t.Context()); err != nil {
+	if err := d.recorder.Load().Close(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

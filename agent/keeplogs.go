@@ -57,13 +57,17 @@ func (d *decisions) keepLogs(ctx context.Context, e engine.Eviction) {
 }
 
 // openKept opens what takes them. It is nil where none are kept.
-func (d *decisions) openKept() (_ *lastlogs.Keeper, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.kept == nil && d.cfg.Reclaim.KeepLogs {
-		d.kept, err = lastlogs.Open(filepath.Join(d.cfg.StateDir, lastlogs.FileName))
+func (d *decisions) openKept() (*lastlogs.Keeper, error) {
+	d.opening.Lock()
+	defer d.opening.Unlock()
+	if kept := d.kept.Load(); kept != nil || !d.cfg.Reclaim.KeepLogs {
+		return kept, nil
 	}
-	return d.kept, err
+	kept, err := lastlogs.Open(filepath.Join(d.cfg.StateDir, lastlogs.FileName))
+	if err == nil {
+		d.kept.Store(kept)
+	}
+	return kept, err
 }
 
 func (d *decisions) readAndKeep(e engine.Eviction) (err error) {

@@ -40,8 +40,8 @@ func standing(t *testing.T) (*decisions, *reclaimtest.Runtime, engine.Eviction) 
 	}
 	m := sandboxes.GetItems()[0].GetMetadata()
 	t.Cleanup(func() {
-		if d.kept != nil {
-			if err := d.kept.Close(); err != nil {
+		if kept := d.kept.Load(); kept != nil {
+			if err := kept.Close(); err != nil {
 				t.Error(err)
 			}
 		}

@@ -199,10 +199,8 @@ func (d *decisions) status() *ReclaimStatus {
 	if left := d.left.Load(); left != nil {
 		s.LeftOut, s.LeftOutCount = (*left)[:min(len(*left), shownPods)], len(*left)
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.recorder != nil {
-		c := d.recorder.Counters()
+	if recorder := d.recorder.Load(); recorder != nil {
+		c := recorder.Counters()
 		s.Records = &c
 	}
 	return s
