@@ -80,7 +80,7 @@ func (a *agent) openCRIO() (*crioMode, error) {
 		}),
 	}
 	m.endpoint = criocompat.New(criocompat.Config{Informer: m.keeper, Registry: registry, Log: m.log})
-	m.kept = diskstats.Keep(told{observer: a.observer, keeper: m.keeper}, diskstats.KeptOptions{})
+	m.kept = diskstats.Keep(told{observer: a.observer, keeper: m.keeper})
 	return m, nil
 }
 

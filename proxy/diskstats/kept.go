@@ -10,33 +10,22 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// KeptOptions say how a [Kept] answers.
-type KeptOptions struct {
-	// Images and Containers are what to name while the facts name nothing: the
-	// configured folders' filesystems, with all that they hold as Whole.
-	Images, Containers Store
-	// Unsplit, if set, reports whether both lists have to name the images'
-	// filesystem although containers have another: the kubelet was told that there
-	// is no split, and would act on the wrong disk (KSS-18). It does not block.
-	Unsplit func() bool
-}
-
 // Kept is ImageFsInfo for a kubelet whose figures come from cAdvisor, mode crio.
 // There an empty list or a nil figure blinds the kubelet for memory too, so the
 // runtime's own answer, which has no filesystem of containers, never passes: when
 // there is no fresh one the last good one goes out, with the time of its
-// measurement, and before there was one the configured folders' (KSS-3).
+// measurement, and before there was one what the facts name, with all that those
+// filesystems hold (KSS-3).
 //
-// Both lists name one mountpoint if images and containers are on one filesystem,
-// and two if not.
+// Both lists name one mountpoint if images and containers are on one filesystem by
+// the facts, and two if not.
 type Kept struct {
 	source Source
-	opt    KeptOptions
 	last   atomic.Pointer[runtimeapi.ImageFsInfoResponse] // never changed once it is here
 }
 
 // Keep returns a Kept that has nothing yet.
-func Keep(source Source, opt KeptOptions) *Kept { return &Kept{source: source, opt: opt} }
+func Keep(source Source) *Kept { return &Kept{source: source} }
 
 // errNothing says that neither a fresh nor an old answer is there.
 var errNothing = errors.New("nobody knows where images and containers are")
@@ -47,7 +36,7 @@ func (k *Kept) Rewrite(_ context.Context, answer []byte) ([]byte, error) {
 	if err := proto.Unmarshal(answer, m); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", m.ProtoReflect().Descriptor().FullName(), err)
 	}
-	v := view{Facts: k.facts(), strict: true}
+	v := view{Facts: k.source.Facts(), strict: true}
 	changed := fixImageFsInfo(m, &v)
 	if v.missed {
 		k.source.Wanted()
@@ -67,7 +56,7 @@ func (k *Kept) Fallback(context.Context, []byte) ([]byte, error) { return k.old(
 
 // old returns the answer without the runtime's.
 func (k *Kept) old() ([]byte, error) {
-	v := view{Facts: k.facts(), strict: true}
+	v := view{Facts: k.source.Facts(), strict: true}
 	// Another kubelet may have been told otherwise since, and then it is not good any more.
 	if m := k.last.Load(); m != nil && v.good(m) {
 		return encodeInfo(m)
@@ -78,18 +67,6 @@ func (k *Kept) old() ([]byte, error) {
 		return nil, errNothing
 	}
 	return encodeInfo(m)
-}
-
-// facts returns the newest facts, and what was configured where they name nothing.
-func (k *Kept) facts() *Facts {
-	f := *k.source.Facts()
-	if f.Images.Mountpoint == "" || f.Containers.Mountpoint == "" {
-		f.Images, f.Containers = k.opt.Images, k.opt.Containers
-	}
-	if k.opt.Unsplit != nil && k.opt.Unsplit() {
-		f.Containers = f.Images
-	}
-	return &f
 }
 
 // good reports whether an answer has what cAdvisor's kubelet needs.

@@ -18,9 +18,9 @@ type (
 
 func list(e ...*usage) []*usage { return e }
 
-// configured is what a node with two disks has in its configuration.
-func configured() KeptOptions {
-	return KeptOptions{
+// configured are facts of a node with two disks of which no more is known than their places.
+func configured() *Facts {
+	return &Facts{
 		Images:     Store{Mountpoint: "/c/images", Device: "8:1", Whole: Usage{Bytes: 1000, Inodes: 100, At: measured}},
 		Containers: Store{Mountpoint: "/c/containers", Device: "8:17", Whole: Usage{Bytes: 2000, Inodes: 200, At: measured}},
 	}
@@ -70,31 +70,30 @@ func TestImageFsInfoIsNeverEmpty(t *testing.T) {
 	both := func(e *usage) *info {
 		return &info{ImageFilesystems: list(e), ContainerFilesystems: list(e)}
 	}
-	unsplit := configured()
-	unsplit.Unsplit = func() bool { return true }
+	unsplit, unsplitPlaces := split(), configured()
+	unsplit.Containers, unsplitPlaces.Containers = unsplit.Images, unsplitPlaces.Images
 	for name, tc := range map[string]struct {
 		facts    *Facts
-		opt      KeptOptions
 		upstream *info
 		want     *info
 	}{
-		"containerd as it is":                  {split(), configured(), containerd, fresh},
-		"containerd says nothing":              {split(), configured(), &info{}, fresh},
-		"no answer that can be read":           {split(), configured(), nil, fresh},
-		"not yet looked at, an answer":         {empty(), configured(), &info{ImageFilesystems: list(entry("/elsewhere", sampled, 5, 5))}, &info{ImageFilesystems: list(entry("/c/images", sampled, 5, 5)), ContainerFilesystems: list(entry("/c/containers", sampled, 5, 5))}},
-		"not yet looked at, an empty answer":   {empty(), configured(), &info{}, roots},
-		"not yet looked at, no answer":         {empty(), configured(), nil, roots},
-		"nil figures":                          {empty(), configured(), both(&usage{Timestamp: 7, FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/c/images"}}), roots},
-		"one filesystem":                       {single(), configured(), containerd, &info{ImageFilesystems: list(entry("/images", measured, 100, 10)), ContainerFilesystems: list(entry("/images", measured, 20, 2))}},
-		"told unsplit":                         {split(), unsplit, containerd, both(entry("/images", measured, 100, 10))},
-		"told unsplit, no answer":              {empty(), unsplit, nil, both(entry("/c/images", measured, 1000, 100))},
-		"filled by the runtime itself":         {split(), configured(), &info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/containers", sampled, 2, 2))}, &info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/containers", sampled, 2, 2))}},
-		"filled with a path that nobody knows": {split(), configured(), &info{ImageFilesystems: list(entry("/new", sampled, 1, 1)), ContainerFilesystems: list(entry("/new", sampled, 2, 2))}, fresh},
-		"filled wrongly by device":             {split(), configured(), both(entry("/images", sampled, 1, 1)), fresh},
+		"containerd as it is":                  {split(), containerd, fresh},
+		"containerd says nothing":              {split(), &info{}, fresh},
+		"no answer that can be read":           {split(), nil, fresh},
+		"not yet looked at, an answer":         {configured(), &info{ImageFilesystems: list(entry("/elsewhere", sampled, 5, 5))}, &info{ImageFilesystems: list(entry("/c/images", sampled, 5, 5)), ContainerFilesystems: list(entry("/c/containers", sampled, 5, 5))}},
+		"not yet looked at, an empty answer":   {configured(), &info{}, roots},
+		"not yet looked at, no answer":         {configured(), nil, roots},
+		"nil figures":                          {configured(), both(&usage{Timestamp: 7, FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/c/images"}}), roots},
+		"one filesystem":                       {single(), containerd, &info{ImageFilesystems: list(entry("/images", measured, 100, 10)), ContainerFilesystems: list(entry("/images", measured, 20, 2))}},
+		"told unsplit":                         {unsplit, containerd, both(entry("/images", measured, 100, 10))},
+		"told unsplit, no answer":              {unsplitPlaces, nil, both(entry("/c/images", measured, 1000, 100))},
+		"filled by the runtime itself":         {split(), &info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/containers", sampled, 2, 2))}, &info{ImageFilesystems: list(entry("/images", sampled, 1, 1)), ContainerFilesystems: list(entry("/containers", sampled, 2, 2))}},
+		"filled with a path that nobody knows": {split(), &info{ImageFilesystems: list(entry("/new", sampled, 1, 1)), ContainerFilesystems: list(entry("/new", sampled, 2, 2))}, fresh},
+		"filled wrongly by device":             {split(), both(entry("/images", sampled, 1, 1)), fresh},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := ask(t, Keep(&fixed{facts: tc.facts}, tc.opt), tc.upstream)
+			got := ask(t, Keep(&fixed{facts: tc.facts}), tc.upstream)
 			if diff := cmp.Diff(tc.want, got, protocmp.Transform()); diff != "" {
 				t.Errorf("answer (-want +got):\n%s", diff)
 			}
@@ -107,7 +106,7 @@ func TestImageFsInfoIsNeverEmpty(t *testing.T) {
 func TestImageFsInfoKeepsTheLastGoodAnswer(t *testing.T) {
 	t.Parallel()
 	source := &fixed{facts: split()}
-	k := Keep(source, KeptOptions{})
+	k := Keep(source)
 	good := ask(t, k, &info{ImageFilesystems: list(entry("/images", sampled, 5, 5))})
 	source.facts = empty() // the observer's process has lost what it knew, say
 	for range 2 {
@@ -131,7 +130,7 @@ func TestKSS18_AnAnswerToAnotherKubeletIsNotKept(t *testing.T) {
 	t.Parallel()
 	for name, facts := range map[string][2]*Facts{"two, then one": {split(), single()}, "one, then two": {single(), split()}} {
 		source := &fixed{facts: facts[0]}
-		k := Keep(source, KeptOptions{})
+		k := Keep(source)
 		ask(t, k, &info{})
 		source.facts = facts[1]
 		got := ask(t, k, nil) // the runtime is away
@@ -145,7 +144,7 @@ func TestKSS18_AnAnswerToAnotherKubeletIsNotKept(t *testing.T) {
 // Without any knowledge at all nothing is made up.
 func TestImageFsInfoOfWhichNothingIsKnown(t *testing.T) {
 	t.Parallel()
-	k := Keep(&fixed{facts: empty()}, KeptOptions{})
+	k := Keep(&fixed{facts: empty()})
 	if out, err := k.Fallback(t.Context(), nil); out != nil || err == nil {
 		t.Errorf("%q, %v", out, err)
 	}
@@ -157,7 +156,7 @@ func TestImageFsInfoOfWhichNothingIsKnown(t *testing.T) {
 // The last good answer is read while it is replaced.
 func TestKeptIsShared(t *testing.T) {
 	t.Parallel()
-	k := Keep(&steady{split()}, configured())
+	k := Keep(&steady{split()})
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -186,7 +185,7 @@ func FuzzKept(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, answer []byte) {
-		k := Keep(&steady{split()}, configured())
+		k := Keep(&steady{split()})
 		out, err := k.Rewrite(t.Context(), answer)
 		if err != nil {
 			if out, err = k.Fallback(t.Context(), answer); err != nil {
