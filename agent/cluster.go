@@ -14,17 +14,15 @@ import (
 
 	"github.com/cleave-cri/cleave/agent/kubeletapi"
 	"github.com/cleave-cri/cleave/kube"
-	"github.com/cleave-cri/cleave/kube/evict"
 )
 
 // cluster is what is known from Kubernetes and asked of it.
 type cluster struct {
-	client  *kube.Client
-	watch   *kube.Watch
-	static  *kube.Manifests
-	page    *kube.KubeletPods
-	evictor *evict.Evictor
-	teller  *teller
+	client *kube.Client
+	watch  *kube.Watch
+	static *kube.Manifests
+	page   *kube.KubeletPods
+	teller *teller
 
 	as identity
 	// end lets all that runs end.
@@ -97,7 +95,6 @@ func (d *decisions) connect(ctx context.Context, parts *sync.WaitGroup) error {
 		end()
 		return err
 	}
-	c.evictor = evict.New(client, evict.Options{})
 	c.teller = newTeller(client, d.cfg, d.log.Named("kube"))
 	d.cluster.Store(c)
 	if old != nil {

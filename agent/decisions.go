@@ -471,7 +471,8 @@ func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) err
 	}
 	ref := report.PodRef{Namespace: e.Namespace, Name: e.Name, UID: e.UID}
 	d.tell(report.Event{Reason: report.Evicting, Warning: true, Pod: &ref, Note: evictionNote(e, hard)})
-	outcome, err := c.evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: hard, MaxGraceSeconds: s.EvictionMaxPodGraceSeconds.Value})
+	evictor := evict.New(c.client, evict.Options{Bytes: d.bytesBack(engine.Signal(e.Cause))})
+	outcome, err := evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: hard, MaxGraceSeconds: s.EvictionMaxPodGraceSeconds.Value})
 	if errors.Is(err, evict.ErrBudget) {
 		d.tell(report.Event{Reason: report.EvictionRefused, Warning: true, Pod: &ref, Note: err.Error()})
 	}
@@ -479,6 +480,18 @@ func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) err
 		d.log.Info("a pod was evicted and is gone", zap.String("pod", e.Namespace+"/"+e.Name), zap.Any("outcome", outcome))
 	}
 	return err
+}
+
+// bytesBack waits for the bytes of a pod that goes for a signal, nil if nothing is known of its filesystem now.
+func (d *decisions) bytesBack(signal engine.Signal) evict.Bytes {
+	before, err := d.free(roleOf(signal))
+	if err != nil {
+		return nil
+	}
+	return bytesBack{runtime: d.standalone.Runtime, before: before.AvailableBytes, available: func() (uint64, error) {
+		f, err := d.free(roleOf(signal))
+		return f.AvailableBytes, err
+	}}
 }
 
 // bytesOf is what containers and sandboxes have on the filesystem of a signal, by id.

@@ -158,6 +158,9 @@ func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, rate int) {
 		return err
 	})
 	back := time.Now()
+	if log := c.node.Cleave.LogTail(200); !strings.Contains(log, "a pod was evicted and is gone") || !strings.Contains(log, `"measured":true`) {
+		t.Errorf("the log does not say what came free:\n%s", log)
+	}
 	eventually(ctx, t, "the conditions say that there is room", func() error {
 		return c.conditions(ctx, corev1.ConditionFalse, corev1.ConditionFalse, corev1.ConditionFalse)
 	})
