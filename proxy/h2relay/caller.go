@@ -469,6 +469,18 @@ func (c *caller) takeData(f dataFrame) error {
 		c.creditUploads(f.size)
 		return nil
 	}
+	if f.run != nil && s.server.sendRun(s, f) {
+		c.creditUploads(f.size)
+		return nil
+	}
+	for one := range f.each() {
+		c.takePieces(s, one)
+	}
+	return nil
+}
+
+// takePieces passes one frame of a request on.
+func (c *caller) takePieces(s *stream, f dataFrame) {
 	if padding := f.size - int64(len(f.payload)); padding > 0 {
 		// It does not go on, so the server can't give it back.
 		c.creditUploads(padding)
@@ -477,7 +489,6 @@ func (c *caller) takeData(f dataFrame) error {
 		}
 	}
 	c.sendData(s, f.payload, f.end)
-	return nil
 }
 
 // sendData passes a request's bytes on, or keeps them until the server has room.

@@ -19,6 +19,8 @@ func FuzzPeers(f *testing.F) {
 	f.Add([]byte{0, 0, 2, 0, 8, 0, 0, 0, 1, 9, 0}, []byte{0, 0, 1, 5, 4, 0, 0, 0, 1, 0x88})             // padding, push
 	f.Add([]byte{0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0}, []byte{0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0})
 	f.Add([]byte{0, 0, 1, 1, 0, 0, 0, 0, 3, 0x83, 0, 0, 1, 9, 4, 0, 0, 0, 3, 0x86}, []byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+	run := []byte("\x00\x00\x01\x00\x00\x00\x00\x00\x01a\x00\x00\x02\x00\x00\x00\x00\x00\x01bc\x00\x00\x00\x00\x01\x00\x00\x00\x01")
+	f.Add(run, append([]byte{0, 0, 1, 1, 4, 0, 0, 0, 1, 0x88}, run...)) // frames that are passed on together
 	f.Fuzz(func(t *testing.T, up, down []byte) {
 		w := newWorld(t)
 		caller := w.caller()

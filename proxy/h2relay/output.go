@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"sync"
 
@@ -30,7 +31,7 @@ type output struct {
 }
 
 func newOutput(conn net.Conn) *output {
-	o := &output{buffer: bufio.NewWriterSize(conn, bufferBytes)}
+	o := &output{buffer: bufio.NewWriterSize(conn, outputBytes)}
 	o.framer = http2.NewFramer(o.buffer, nil)
 	o.encoder = hpack.NewEncoder(&o.block)
 	return o
@@ -56,7 +57,7 @@ func (o *output) flush() {
 // Preconditions: o.mu is held.
 func (o *output) headersLocked(id uint32, fields []hpack.HeaderField, endStream bool) {
 	o.block.Reset()
-	if o.block.Cap() > bufferBytes {
+	if o.block.Cap() > outputBytes {
 		o.block = bytes.Buffer{} // one large header is not kept for the connection's life
 	}
 	for _, f := range fields {
@@ -92,6 +93,17 @@ func (o *output) dataLocked(id uint32, endStream bool, payload []byte) {
 	_, _ = o.buffer.Write(payload) //nolint:errcheck // see output
 }
 
+// framesLocked writes whole frames as they are. Where there are many they are not
+// copied: the buffer's Write sends what is larger than it from where it is, if
+// nothing else waits in it.
+// Preconditions: o.mu is held.
+func (o *output) framesLocked(frames []byte) {
+	if len(frames) > outputBytes {
+		_ = o.buffer.Flush() //nolint:errcheck // see output
+	}
+	_, _ = o.buffer.Write(frames) //nolint:errcheck // see output
+}
+
 func (o *output) reset(id uint32, code http2.ErrCode) {
 	o.do(func(f *http2.Framer) error { return f.WriteRSTStream(id, code) })
 }
@@ -115,19 +127,42 @@ func (o *output) setTableSize(size uint32) {
 type input struct {
 	buffer *bufio.Reader
 	framer *http2.Framer
-	// data is the frame that next has read when it returns none.
+	// data is what next has read when it returns no frame.
 	data dataFrame
 }
 
-// dataFrame is a DATA frame.
+// dataFrame is a DATA frame, or a run of them. What it points to is valid until
+// the next frame is read.
 type dataFrame struct {
 	id uint32
-	// payload is valid until the next frame is read.
+	// run are several frames of one stream as they stand in the buffer, headers
+	// included: they came together and have no flags, so nothing but payload. nil if
+	// it is one frame.
+	run []byte
+	// payload is the frame's, nil for a run.
 	payload []byte
-	// size is what it takes of the flow-control windows: the payload and its
+	// size is what it takes of the flow-control windows: all payload and its
 	// padding (RFC 9113, section 6.9.1).
 	size int64
 	end  bool
+}
+
+// each are the frames one by one, for where they can't be passed on as they are.
+func (f dataFrame) each() iter.Seq[dataFrame] {
+	return func(yield func(dataFrame) bool) {
+		if f.run == nil {
+			yield(f)
+			return
+		}
+		for rest := f.run; len(rest) > 0; {
+			whole := rest[:frameHeaderBytes+payloadBytes(rest)]
+			rest = rest[len(whole):]
+			payload := whole[frameHeaderBytes:]
+			if !yield(dataFrame{id: f.id, payload: payload, size: int64(len(payload))}) {
+				return
+			}
+		}
+	}
 }
 
 // headerListBytes bounds a header, counted as in RFC 9113, section 10.5.1. It is
@@ -142,7 +177,7 @@ const headerTableBytes = 4096
 const frameHeaderBytes = 9
 
 func newInput(conn net.Conn) *input {
-	in := &input{buffer: bufio.NewReaderSize(conn, bufferBytes)}
+	in := &input{buffer: bufio.NewReaderSize(conn, inputBytes)}
 	in.framer = http2.NewFramer(nil, in.buffer)
 	in.framer.SetMaxReadFrameSize(frameBytes)
 	in.framer.ReadMetaHeaders = hpack.NewDecoder(headerTableBytes, nil)
@@ -171,8 +206,9 @@ func payloadBytes(header []byte) int {
 	return int(header[0])<<16 | int(header[1])<<8 | int(header[2])
 }
 
-// next reads a frame. A DATA frame is in in.data and the result is nil; that is
-// the way of nearly all bytes, and they stay in the buffer they were read to.
+// next reads a frame. DATA is in in.data and the result is nil, and it may be
+// several frames; that is the way of nearly all bytes, and they stay in the buffer
+// they were read to.
 //
 // After an [http2.StreamError] reading can go on. All other errors end the
 // connection; those that are the peer's fault are an [http2.ConnectionError].
@@ -242,9 +278,15 @@ func (in *input) nextData(header []byte) error {
 		}
 		return err
 	}
+	if run, size := in.runAfter(whole); size > 0 {
+		in.data.run, in.data.size, whole = run, size, run
+	}
 	// The bytes stay where they are until the buffer is read into again.
 	if _, err := in.buffer.Discard(len(whole)); err != nil {
 		return err
+	}
+	if in.data.run != nil {
+		return nil
 	}
 	payload := whole[frameHeaderBytes:]
 	if padded {
@@ -256,6 +298,36 @@ func (in *input) nextData(header []byte) error {
 	in.data.payload = payload
 	return nil
 }
+
+// runAfter returns the run that begins with a DATA frame, which stands first in the
+// buffer, and its payload's size, 0 if there is none.
+func (in *input) runAfter(first []byte) (run []byte, size int64) {
+	if !onlyPayload(first) {
+		return nil, 0
+	}
+	all, err := in.buffer.Peek(in.buffer.Buffered())
+	if err != nil {
+		return nil, 0
+	}
+	end := len(first)
+	size = int64(payloadBytes(first))
+	for rest := all[end:]; len(rest) >= frameHeaderBytes; rest = all[end:] {
+		n := payloadBytes(rest)
+		// The same but for its length: a DATA frame of the same stream without flags.
+		if !bytes.Equal(rest[3:frameHeaderBytes], first[3:frameHeaderBytes]) || n == 0 || n > frameBytes || len(rest) < frameHeaderBytes+n {
+			break
+		}
+		end += frameHeaderBytes + n
+		size += int64(n)
+	}
+	if end == len(first) {
+		return nil, 0
+	}
+	return all[:end], size
+}
+
+// onlyPayload reports whether a DATA frame has some, and no flags.
+func onlyPayload(frame []byte) bool { return frame[4] == 0 && payloadBytes(frame) > 0 }
 
 // lastSetting returns the value that a setting has after a frame; of several the
 // last counts (RFC 9113, section 6.5.3).

@@ -82,9 +82,20 @@ const (
 	// way.
 	serverWindowBytes = 4 << 20
 
-	// bufferBytes is the size of a connection's buffers: two frames of 16 KiB,
-	// the largest that a peer may send unasked, and their headers.
-	bufferBytes = 64 << 10
+	// inputBytes is what is read of a connection at most in one go: seven frames
+	// of 16 KiB, the largest that a peer may send unasked, and part of another.
+	inputBytes = 128 << 10
+
+	// outputBytes is how much of what is to be written is put together. What is
+	// larger is written from where it was read to.
+	outputBytes = 32 << 10
+
+	// sendBytes is what the kernel may keep of what a connection's other side has
+	// not read; it keeps twice that for its own use, and never more than the node
+	// allows (net.core.wmem_max, usually 208 KiB). Where it is full the relay waits
+	// and is woken for each piece that is read: the more fits, the fewer the changes
+	// between processes, which are most of what bulk costs here.
+	sendBytes = 2 << 20
 )
 
 // The words for calls that end here.
@@ -111,6 +122,7 @@ func New(cfg Config) *Relay {
 // ServeConn serves a caller's connection until it ends, and closes it. taken is
 // called as soon as [Relay.Drain] takes care of the connection.
 func (r *Relay) ServeConn(conn net.Conn, taken func()) {
+	roomy(conn)
 	c := newCaller(r, conn)
 	r.mu.Lock()
 	r.callers[c] = struct{}{}
@@ -175,4 +187,11 @@ func (r *Relay) Drain(ctx context.Context) error {
 		<-done
 	}
 	return context.Cause(ctx)
+}
+
+// roomy lets the kernel keep more of what is written to a connection.
+func roomy(conn net.Conn) {
+	if c, ok := conn.(interface{ SetWriteBuffer(bytes int) error }); ok {
+		_ = c.SetWriteBuffer(sendBytes) //nolint:errcheck // it is only slower then
+	}
 }

@@ -50,6 +50,7 @@ type server struct {
 // connect makes a connection the one for new calls, and reads it in a goroutine
 // of its own. place is where the caller keeps it.
 func (c *caller) connect(conn net.Conn, place **server, name string) *server {
+	roomy(conn)
 	s := &server{
 		caller: c, conn: conn, name: name,
 		in: newInput(conn), out: newOutput(conn),
@@ -302,6 +303,41 @@ func (c *caller) serverDoneLocked(st *stream) {
 }
 
 func (s *server) takeData(f dataFrame) {
+	if f.run == nil || !s.passRun(f) {
+		for one := range f.each() {
+			s.passPieces(one)
+		}
+	}
+	s.consumed += f.size
+	if s.consumed >= serverWindowBytes/4 {
+		s.out.credit(0, s.consumed)
+		s.consumed = 0
+	}
+}
+
+// passRun writes frames of a response as they are, and reports whether the caller
+// had room for all of them.
+func (s *server) passRun(f dataFrame) bool {
+	c := s.caller
+	c.out.mu.Lock()
+	defer c.out.mu.Unlock()
+	c.mu.Lock()
+	if s.streamLocked(f.id) == nil {
+		c.mu.Unlock()
+		return true // nobody wants it
+	}
+	if f.size > c.window {
+		c.mu.Unlock()
+		return false
+	}
+	c.window -= f.size
+	c.mu.Unlock()
+	c.out.framesLocked(f.run)
+	return true
+}
+
+// passPieces writes one frame of a response in as many as the caller's room needs.
+func (s *server) passPieces(f dataFrame) {
 	payload := f.payload
 	wanted := len(payload) > 0 || f.end
 	for wanted {
@@ -315,11 +351,6 @@ func (s *server) takeData(f dataFrame) {
 	if padding := f.size - int64(len(f.payload)); padding > 0 && !f.end {
 		// It does not go on, so the caller can't give it back.
 		s.out.credit(f.id, padding)
-	}
-	s.consumed += f.size
-	if s.consumed >= serverWindowBytes/4 {
-		s.out.credit(0, s.consumed)
-		s.consumed = 0
 	}
 }
 
@@ -414,6 +445,28 @@ func (s *server) takeCredit(id, amount uint32) error {
 		s.sendWaiting()
 	}
 	return nil
+}
+
+// sendRun writes frames of a request as they are, and reports whether the server
+// had room for all of them.
+func (s *server) sendRun(st *stream, f dataFrame) bool {
+	c := s.caller
+	s.out.mu.Lock()
+	defer s.out.mu.Unlock()
+	c.mu.Lock()
+	if st.gone {
+		c.mu.Unlock()
+		return true // nobody wants it
+	}
+	if len(st.waiting) > 0 || f.size > min(st.room, s.window) {
+		c.mu.Unlock()
+		return false
+	}
+	st.room -= f.size
+	s.window -= f.size
+	c.mu.Unlock()
+	s.out.framesLocked(f.run)
+	return true
 }
 
 // send writes a request's bytes, or keeps them until there is room. It reports
