@@ -243,6 +243,13 @@ func (p *parser) goodName(n *yaml.Node, path string) bool {
 		p.Fault(n, path, "%s is no name: letters, digits and - . _ / : @", strict.Shown(s))
 		return false
 	}
+	// The lab makes folders by names.
+	for part := range strings.SplitSeq(s, "/") {
+		if part == "" || part == "." || part == ".." {
+			p.Fault(n, path, "%s is no name: between slashes there must be something, and neither . nor ..", strict.Shown(s))
+			return false
+		}
+	}
 	return true
 }
 

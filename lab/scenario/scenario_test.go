@@ -76,6 +76,8 @@ func TestWhatIsRefused(t *testing.T) {
 		{"too many pods of several", good + "images: {i: {}}\npods:\n" + manyPods(600), "pods: are more than 2000"},
 		{"too many pods", good + "images: {i: {}}\npods: {p: {count: 2001, containers: {c: {image: i}}}}\n", "count must be from 1 to 2000"},
 		{"a name with a blank", good + "images: {a b: {}}\n", `"a b" is no name`},
+		{"a name that leads out", good + "host: {x/../../etc: {on: disk, writes: {atOnce: 1}}}\n", `"x/../../etc" is no name`},
+		{"a name from the root", good + "host: {/etc: {on: disk, writes: {atOnce: 1}}}\n", `"/etc" is no name`},
 		{"a name twice", good + "images: {i: {}}\npods:\n  p-1: {containers: {c: {image: i}}}\n  p: {count: 2, containers: {c: {image: i}}}\n", `"p-1" is there twice`},
 		{"a file that is too large", strings.Repeat("#", maxFileBytes+1), "larger than 1Mi"},
 		{"a log that is unlinked", good + "images: {i: {}}\npods: {p: {containers: {c: {image: i, writes: [{to: log, atOnce: 1, unlinksAfter: 1s}]}}}}\n", "a log is not unlinked"},

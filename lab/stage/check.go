@@ -4,11 +4,16 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cleave-cri/cleave/config/strict"
 	"github.com/cleave-cri/cleave/engine/sim"
@@ -22,6 +27,8 @@ const (
 	mostLasts = time.Hour
 	// mostImageBytes bounds what all images take, since they are made in memory.
 	mostImageBytes = 1 << 30
+	// mostImageFiles bounds their files, for the same reason.
+	mostImageFiles = 100_000
 	// spareBytes is what a node needs besides its disks: logs, records, programs' own
 	// files.
 	spareBytes = 128 << 20
@@ -61,10 +68,10 @@ func Playable(s *scenario.Scenario, standard disk.FS) error {
 	if l := s.Layout; l.ContainerFS != l.ImageFS && l.ImageFS == l.NodeFS {
 		fault("layout: images with the node and containers apart is none of the four layouts")
 	}
-	images := int64(0)
+	images, files := int64(0), int64(0)
 	for _, i := range s.Images {
 		for _, l := range i.Layers {
-			images += l.Bytes
+			images, files = saturated(images, l.Bytes), saturated(files, l.Inodes)
 		}
 		if i.ReportedBytes > 0 {
 			fault("images.%s: reported is for the simulator; containerd says by itself what an image takes", i.Name)
@@ -72,6 +79,9 @@ func Playable(s *scenario.Scenario, standard disk.FS) error {
 	}
 	if images > mostImageBytes {
 		fault("images: they take %s, and the lab makes at most %s", strict.FormatBytes(images), strict.FormatBytes(mostImageBytes))
+	}
+	if files > mostImageFiles {
+		fault("images: they have more than %d files, and the lab makes no more", mostImageFiles)
 	}
 	if s.PullBytesPerSecond > 0 {
 		fault("pullBytesPerSecond is for the simulator; the lab's registry is on the same machine")
@@ -100,6 +110,7 @@ func Playable(s *scenario.Scenario, standard disk.FS) error {
 				scenario.ContainerdKilled, scenario.SnapshotterKilled, scenario.RootUnmounted, scenario.DiskFull)
 		}
 	}
+	faults = append(faults, names(s)...)
 	if len(faults) > 0 {
 		return fmt.Errorf("this scenario can't be played on a real node:\n%w", errors.Join(faults...))
 	}
@@ -126,6 +137,58 @@ func playableBy(s *scenario.Scenario, profile sim.Profile) error {
 	return nil
 }
 
+// own are files and folders of a lab, beside those of its disks.
+var own = []string{"cleave", "certs", "ctd", "janitor.log", "keep", "kubelet", aboutFile, "lock", "notes", "passthrough", "tmp"}
+
+// names says which names can't be those of folders, or of what Kubernetes names so.
+func names(s *scenario.Scenario) (faults []error) {
+	check := func(where, what, name string, rule func(string) []string) {
+		for _, text := range rule(name) {
+			faults = append(faults, fmt.Errorf("%s: the %s %q can't be had on a real node: %s", where, what, name, text))
+		}
+	}
+	element := func(name string) []string {
+		if name != filepath.Base(name) {
+			return []string{"it must have no slash, as it names a folder"}
+		}
+		return nil
+	}
+	for _, f := range s.Filesystems {
+		check("filesystems."+f.Name, "name", f.Name, element)
+		if slices.Contains(own, f.Name) {
+			faults = append(faults, fmt.Errorf("filesystems.%s: the lab has something else of that name: choose another", f.Name))
+		}
+	}
+	for _, h := range s.Host {
+		check("host."+h.Name, "name", h.Name, element)
+	}
+	for _, p := range s.Pods {
+		where := "pods." + p.Name
+		check(where, "name", p.Name, validation.IsDNS1123Subdomain)
+		check(where, "namespace", p.Namespace, validation.IsDNS1123Label)
+		for _, v := range p.Volumes {
+			check(where+".volumes."+v.Name, "name", v.Name, func(name string) []string {
+				if strings.HasPrefix(name, "lab-") {
+					return []string{"what begins with lab- is the lab's own"}
+				}
+				return validation.IsDNS1123Label(name)
+			})
+		}
+		for _, c := range p.Containers {
+			check(where+".containers."+c.Name, "name", c.Name, validation.IsDNS1123Label)
+		}
+	}
+	return faults
+}
+
+// saturated is a sum, as far as an int64 goes. None is negative.
+func saturated(a, b int64) int64 {
+	if a > math.MaxInt64-b {
+		return math.MaxInt64
+	}
+	return a + b
+}
+
 // room says whether the machine has space for the disks, should they fill up.
 func room(dir string, s *scenario.Scenario) error {
 	var st syscall.Statfs_t
@@ -134,7 +197,7 @@ func room(dir string, s *scenario.Scenario) error {
 	}
 	want := int64(spareBytes)
 	for _, f := range s.Filesystems {
-		want += f.SizeBytes
+		want = saturated(want, f.SizeBytes)
 	}
 	have := int64(st.Bavail) * st.Bsize //nolint:gosec // of a real disk
 	if have < want {

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -26,6 +27,13 @@ func TestPlayable(t *testing.T) {
 		{"late space", strings.Replace(good, "500Mi", "500Mi, freesAfter: 1s", 1), disk.Ext4, []string{"freesAfter is for the simulator"}},
 		{"containers alone", good + "layout: {nodefs: disk, imagefs: disk, containerfs: other}\n", disk.Ext4, []string{"none of the four layouts"}},
 		{"images too large", good + "images: {a: {layers: {l: 2Gi}}}\n", disk.Ext4, []string{"they take 2Gi, and the lab makes at most 1Gi"}},
+		{"images more than an int64", good + "images: {a: {layers: {l1: 4Ei, l2: 4Ei, l3: 4Ei, l4: 4Ei}}}\n", disk.Ext4, []string{"the lab makes at most 1Gi"}},
+		{"files of images", good + "images: {a: {layers: {l1: {size: 1, inodes: 4Ei}, l2: {size: 1, inodes: 4Ei}}}}\n", disk.Ext4, []string{"images: they have more than 100000 files"}},
+		{"no names of Kubernetes", good + "images: {a: {}}\nhost: {a/b: {on: disk, writes: {atOnce: 1}}}\npods: {P: {namespace: ../x, volumes: {v/w: {}}, containers: {c.d: {image: a}}}}\n", disk.Ext4,
+			[]string{"host.a/b: the name", "pods.P: the name", `pods.P: the namespace "../x"`, "pods.P.volumes.v/w: the name", "pods.P.containers.c.d: the name"}},
+		{"a volume of the lab's own", good + "images: {a: {}}\npods: {p: {volumes: {lab-notes: {}}, containers: {c: {image: a}}}}\n", disk.Ext4, []string{"pods.p.volumes.lab-notes: the name"}},
+		{"a disk in the place of the lab's files", "version: 1\nlasts: 1m\nfilesystems: {keep: {size: 500Mi}, a/b: {size: 500Mi}}\n", disk.Ext4,
+			[]string{"filesystems.keep: the lab has something else of that name", "filesystems.a/b: the name"}},
 		{"no snapshotter", good + "faults: [{kind: snapshotter killed, from: 1s, until: 2s}]\n", disk.Ext4, []string{"in the layouts split and separate only"}},
 		{"all at once", good + "pullBytesPerSecond: 1\ncleave: {perHour: 3}\nimages: {a: {reported: 3}}\npods: {p: {static: true, podLevelMemory: 1, containers: {c: {image: a}}}}\nfaults: [{kind: images stay}]\n", disk.Ext4,
 			[]string{"pullBytesPerSecond", "cleave: options", "images.a: reported", "pods.p: static", "pods.p: podLevelMemory", `faults[0]: "images stay" is for the simulator`}},
@@ -46,6 +54,18 @@ func TestPlayable(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRoom: disks that no machine has room for are refused, however many.
+func TestRoom(t *testing.T) {
+	t.Parallel()
+	s := &scenario.Scenario{}
+	for range 33 {
+		s.Filesystems = append(s.Filesystems, scenario.Filesystem{Name: "disk", SizeBytes: math.MaxInt64 / 16})
+		if err := room(t.TempDir(), s); err == nil || !strings.Contains(err.Error(), "free some") {
+			t.Errorf("%d disks: %v", len(s.Filesystems), err)
+		}
 	}
 }
 
