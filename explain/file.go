@@ -17,7 +17,7 @@ import (
 var ErrDifferent = errors.New("this engine decides otherwise")
 
 // Explain writes the sentences of all records of a file, or of those about a
-// pod. A record that is cut off at the end of the file is told of and is no
+// pod, each on one line: nothing in the file changes the terminal. A record that is cut off at the end of the file is told of and is no
 // error.
 func Explain(w io.Writer, file, pod string) error {
 	out := page.NewWriter(w)
@@ -28,10 +28,10 @@ func Explain(w io.Writer, file, pod string) error {
 			if told++; told > 1 {
 				out.Printf("\n")
 			}
-			out.Printf("%d. %s\n", line, sentences[0])
+			out.Printf("%d. %s\n", line, page.Name(sentences[0]))
 		}
 		for _, s := range sentences[min(1, len(sentences)):] {
-			out.Printf("   %s\n", s)
+			out.Printf("   %s\n", page.Name(s))
 		}
 		return nil
 	})
@@ -64,10 +64,10 @@ func Replay(w io.Writer, file string) error {
 		}
 		if len(differences) > 0 {
 			different++
-			out.Printf("record %d, engine %d, %s: %d differences\n", line, r.Engine, r.Decider, len(differences))
+			out.Printf("record %d, engine %d, %s: %d differences\n", line, r.Engine, page.Name(r.Decider), len(differences))
 		}
 		for _, d := range differences {
-			out.Printf("  %s\n", d)
+			out.Printf("  %s\n", page.Name(fmt.Sprint(d)))
 		}
 		return nil
 	})

@@ -144,7 +144,8 @@ func evictionText(r record.Record, gone record.Evicted) string {
 	return text
 }
 
-// WriteText prints a timeline for people.
+// WriteText prints a timeline for people. API servers, runtimes and whoever sends a file have their words in it: nothing of that
+// makes a line of its own or changes the terminal.
 func (t Timeline) WriteText(w io.Writer, _ time.Time) error {
 	out := page.NewWriter(w)
 	if len(t.Events) == 0 {
@@ -163,10 +164,10 @@ func (t Timeline) WriteText(w io.Writer, _ time.Time) error {
 			}
 			what = who + " " + what
 		}
-		out.Printf("%-20s  %-9s  %s\n", at, e.What, what)
+		out.Printf("%-20s  %-9s  %s\n", at, page.Name(e.What), page.Name(what))
 	}
 	if t.Note != "" {
-		out.Printf("! %s\n", t.Note)
+		out.Printf("! %s\n", page.Name(t.Note))
 	}
 	return out.Err()
 }

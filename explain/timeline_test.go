@@ -113,3 +113,45 @@ func TestTimelineOfOddFiles(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestTimelineOfForeignText: what an API server or a runtime said is shown as one line, and changes no terminal; programs get it as it is.
+func TestTimelineOfForeignText(t *testing.T) {
+	t.Parallel()
+	const said = "admission webhook \x1b[2J\nsays no\u202e"
+	r := record.Record{
+		Input:      engine.Input{Pods: []engine.Pod{{UID: "u1", Namespace: "shop", Name: "web\x1b"}}},
+		Collection: &record.Collection{Name: "unused images"},
+		Evicted:    []record.Evicted{{UID: "u1", Error: said}, {UID: "u2\r"}},
+	}
+	events := Events(r)
+	if got := events[1].Text; !strings.HasSuffix(got, said) {
+		t.Errorf("got %q", got)
+	}
+	var text strings.Builder
+	if err := (Timeline{Events: events, Note: "a\tb"}).WriteText(&text, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(text.String(), "\n"); n != len(events)+1 || strings.ContainsAny(text.String(), "\x1b\r\t\u202e") {
+		t.Errorf("%d lines: %q", n, text.String())
+	}
+	if want := `shop/web\x1b`; !strings.Contains(text.String(), want) {
+		t.Errorf("%s is missing in %s", want, text.String())
+	}
+}
+
+// TestExplainForeignText: the same of cleave explain, for a file that somebody sends.
+func TestExplainForeignText(t *testing.T) {
+	t.Parallel()
+	text, err := record.Append(nil, record.Record{Format: record.Format, Engine: engine.Version, Decider: "cleave\x1b[2J", Decision: engine.Decision{Rule: "a\nb"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "records")
+	if err := os.WriteFile(file, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	if err := Explain(&got, file, ""); err != nil || strings.Count(got.String(), "\n") != 1 || strings.Contains(got.String(), "\x1b") {
+		t.Errorf("%q, %v", got.String(), err)
+	}
+}
