@@ -138,7 +138,7 @@ func playableBy(s *scenario.Scenario, profile sim.Profile) error {
 }
 
 // own are files and folders of a lab, beside those of its disks.
-var own = []string{"cleave", "certs", "ctd", "janitor.log", "keep", "kubelet", aboutFile, "lock", "notes", "passthrough", "tmp"}
+var own = []string{"account.kubeconfig", "certs", "cleave", "ctd", "janitor.log", "keep", "kubelet", aboutFile, "lock", "notes", "passthrough", "plane", "tmp"}
 
 // names says which names can't be those of folders, or of what Kubernetes names so.
 func names(s *scenario.Scenario) (faults []error) {
