@@ -41,10 +41,6 @@ type Config struct {
 	FreedWait time.Duration
 	// Horizon is how far the option Forecast looks; 0 for the default, 1m.
 	Horizon time.Duration
-	// Lead is how long a reclaim takes until its space is there: what a
-	// threshold that is foreseen will be short of by then is freed, too. 0 for
-	// none.
-	Lead time.Duration `json:",omitempty"`
 	// Options are the improvements on the kubelet.
 	Options Options
 }

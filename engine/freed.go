@@ -164,10 +164,9 @@ func (c Config) foresee(d Decision, s State, seen Observations, last map[Signal]
 	t := d.Coming[0].Threshold
 	d.Outcome, d.Rule, d.NoVictim = Foreseen, "Forecast", "Forecast"
 	d.Threshold, d.Reclaim = t, d.Coming[0].Reclaim
-	// What is needed is what will be short when it comes, and the margin.
+	// What is needed is what will be short then: nothing yet, so the margin.
 	if need := c.need(nil, t, c.Options.layout(*s.Layout), seen); need != nil {
-		short := d.Coming[0].Fall * max(0, c.Lead-d.Coming[0].In).Seconds()
-		*need = max(*need, DefaultMargin().of(t.Signal, seen[t.Signal].Capacity)+truncate(min(short, math.MaxInt64/4)))
+		*need = max(*need, DefaultMargin().of(t.Signal, seen[t.Signal].Capacity))
 		d.NeedBytes = need
 	}
 	return d

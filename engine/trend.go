@@ -116,9 +116,8 @@ func (c Config) Rest(t Trend, s State, seen Observations, now time.Time) time.Du
 // Coming is a hard threshold that will be met soon.
 type Coming struct {
 	Threshold Threshold
-	// In is how long it will take, at Fall per second in the signal's unit.
-	In   time.Duration
-	Fall float64
+	// In is how long it will take.
+	In time.Duration
 	// Reclaim may begin now; no pod goes for what has not come.
 	Reclaim []Reclaim
 }
@@ -149,9 +148,8 @@ func (c Config) Coming(t Trend, s State, seen Observations, now time.Time, horiz
 		}
 		last := falls[len(falls)-1]
 		slices.Sort(falls)
-		fall := min(last, falls[(len(falls)-1)/2])
-		if in := max(0, until(th, o, fall)-age); in <= horizon {
-			out = append(out, Coming{Threshold: th, In: in, Fall: fall, Reclaim: c.Options.reclaim(th.Signal, layout)})
+		if in := max(0, until(th, o, min(last, falls[(len(falls)-1)/2]))-age); in <= horizon {
+			out = append(out, Coming{Threshold: th, In: in, Reclaim: c.Options.reclaim(th.Signal, layout)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Coming) int {

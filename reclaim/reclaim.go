@@ -24,7 +24,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cleave-cri/cleave/engine/garbage"
 	"github.com/cleave-cri/cleave/engine/record"
 )
 
@@ -38,6 +37,8 @@ const (
 	pollLast  = 100 * time.Millisecond
 	// hurryAfter is the pause before which nobody is hurried who has freed most.
 	hurryAfter = 16 * time.Millisecond
+	// watchEvery is how often the filesystem is looked at during a deletion.
+	watchEvery = 20 * time.Millisecond
 	// othersWait is how long nothing more must have come until it is not waited
 	// for while others write.
 	othersWait = 50 * time.Millisecond
@@ -58,7 +59,8 @@ const (
 // looked at. Items behind it were not tried.
 var ErrSurprise = errors.New("the plan does not hold any more")
 
-// Space is the filesystem that a step is to free.
+// Space is the filesystem that a step is to free. It may be asked by several at a
+// time.
 type Space interface {
 	// AvailableBytes asks the kernel (statfs(2), f_bavail).
 	AvailableBytes(ctx context.Context) (int64, error)
@@ -121,7 +123,7 @@ func surprise(step record.Step, i int, err error) (record.Step, error) {
 func (s Site) run(ctx context.Context, step record.Step, look examine) (record.Step, error) {
 	step.Items = append([]record.Item(nil), step.Items...)
 	left := patience
-	need, limited := needOf(step)
+	need, limited := step.Need()
 	var gained int64
 	for i := range step.Items {
 		if limited && gained >= need {
@@ -148,18 +150,6 @@ func (s Site) run(ctx context.Context, step record.Step, look examine) (record.S
 	return step, nil
 }
 
-// needOf is how much a step is to free; false if all that it can.
-func needOf(step record.Step) (int64, bool) {
-	switch {
-	case step.Images != nil && step.Images.NeedBytes != garbage.Everything:
-		return step.Images.NeedBytes, true
-	case step.Logs != nil && step.Logs.NeedBytes != garbage.Everything:
-		return step.Logs.NeedBytes, true
-	default:
-		return 0, false
-	}
-}
-
 // remove deletes one item and measures what came free.
 func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *time.Duration) error {
 	before, err := s.Space.AvailableBytes(ctx)
@@ -169,15 +159,18 @@ func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *ti
 	}
 	deleting, cancel := context.WithTimeout(ctx, deleteTimeout)
 	defer cancel()
-	if err := r.delete(deleting); err != nil {
+	came := &rise{low: before}
+	if err := s.watched(deleting, came, r.delete); err != nil {
 		// It may be gone all the same.
-		if after, measureErr := s.Space.AvailableBytes(context.WithoutCancel(ctx)); measureErr == nil && after > before {
-			gain := after - before
-			item.ActualBytes = &gain
+		if after, measureErr := s.Space.AvailableBytes(context.WithoutCancel(ctx)); measureErr == nil {
+			came.see(after)
+		}
+		if came.most > 0 {
+			item.ActualBytes = &came.most
 		}
 		return err
 	}
-	gain, others, err := s.settle(ctx, before, item.ExpectedBytes, r.hurry, left)
+	gain, others, err := s.settle(ctx, before, came, item.ExpectedBytes, r.hurry, left)
 	if err != nil {
 		item.Note = fmt.Sprintf("what came free is not known: %v", err)
 		return nil
@@ -208,11 +201,50 @@ func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *ti
 
 func near(expectedBytes int64) int64 { return max(nearBytes, expectedBytes/100) }
 
+// rise is the largest rise of what is available, from a low before: what came
+// free, even while others write all the time.
+type rise struct{ low, most int64 }
+
+// see takes a figure and says whether more has come.
+func (r *rise) see(available int64) bool {
+	r.low = min(r.low, available)
+	if available-r.low <= r.most {
+		return false
+	}
+	r.most = available - r.low
+	return true
+}
+
+// watched does something that takes time, such as a deletion on a disk that is
+// written to, and looks at the filesystem meanwhile.
+func (s Site) watched(ctx context.Context, came *rise, do func(context.Context) error) error {
+	ended, looked := make(chan struct{}), make(chan struct{})
+	go func() { // ends when do has
+		defer close(looked)
+		tick := time.NewTicker(watchEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+			}
+			if available, err := s.Space.AvailableBytes(ctx); err == nil {
+				came.see(available)
+			}
+		}
+	}()
+	err := do(ctx)
+	close(ended)
+	<-looked
+	return err
+}
+
 // settle waits until what was expected has come free, as long as there is time
 // left, and returns the most that had come at a time. While others write that may
 // never be all, and the disk may fill up meanwhile: then it waits only as long as
 // more comes. others says that they did.
-func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry func(context.Context) error, left *time.Duration) (gain int64, others bool, _ error) {
+func (s Site) settle(ctx context.Context, before int64, came *rise, expected *int64, hurry func(context.Context) error, left *time.Duration) (gain int64, others bool, _ error) {
 	pause := pollFirst
 	last, first := int64(0), true
 	rose := time.Now()
@@ -222,10 +254,11 @@ func (s Site) settle(ctx context.Context, before int64, expected *int64, hurry f
 			return 0, others, err
 		}
 		now := available - before
-		others = others || max(gain, 0)-now > nearBytes
-		if first || now > gain {
-			gain, rose = now, time.Now()
+		if came.see(available) {
+			rose = time.Now()
 		}
+		gain = came.most
+		others = others || gain-now > nearBytes
 		if expected == nil || gain >= *expected || !first && now == last && gain >= *expected-near(*expected) || *left <= 0 {
 			return gain, others, nil
 		}

@@ -52,14 +52,14 @@ func Thresholds(s kubelet.Settings, layout engine.Layout) ([]engine.Threshold, e
 }
 
 // horizon is how long before a threshold is met its reclaim may begin: the time that a deletion takes on a disk that is written to as fast
-// as it goes, until one has been measured (the keeper does). A minute before, a burst that ends would have cleared a node of its images.
+// as it goes, until the keeper has measured one. A minute before, a burst that ends would have cleared a node of its images.
 const horizon = 2 * time.Second
 
 // Config is how to decide beside a kubelet with these settings and thresholds of ours.
 func Config(s kubelet.Settings, ours []engine.Threshold) engine.Config {
 	return engine.Config{
 		Thresholds: ours, TransitionPeriod: s.EvictionPressureTransition.Value, MaxPodGraceSeconds: int64(s.EvictionMaxPodGraceSeconds.Value),
-		Options: engine.Cleave(), Horizon: horizon, Lead: horizon,
+		Options: engine.Cleave(), Horizon: horizon,
 	}
 }
 

@@ -44,8 +44,8 @@ const (
 	retries = 3
 	// rankedFor is how old a ranking may be when a pod goes by it: deleting takes minutes, and who was greedy then may be gone.
 	rankedFor = 10 * time.Second
-	// longestLead bounds how long a deletion is taken to last, when it is begun before a threshold is met.
-	longestLead = 10 * time.Second
+	// leastLead and mostLead bound how long before a threshold is met a reclaim is begun, when it is known how long deletions take.
+	leastLead, mostLead = 500 * time.Millisecond, 10 * time.Second
 	// trendApart is how far apart the glances are by whose speeds it is seen that a threshold is about to be met.
 	trendApart = 50 * time.Millisecond
 	// firstPause is the rest after an eviction that failed; it doubles with each up to lastPause.
@@ -329,11 +329,10 @@ func (k *Keeper) comesBy(in engine.Input) bool {
 	return len(k.config.Coming(k.trend.Add(seen, in.Now), k.state, seen, in.Now, k.config.Horizon)) > 0
 }
 
-// leading is c with the time that a deletion takes here, if that is more.
+// leading is c that looks as far ahead as a deletion takes on this node, if that is known.
 func (k *Keeper) leading(c engine.Config) engine.Config {
-	if c.Lead > 0 {
-		c.Lead = min(max(c.Lead, k.lasted), longestLead)
-		c.Horizon = max(c.Horizon, c.Lead)
+	if k.lasted > 0 && c.Horizon > 0 {
+		c.Horizon = min(max(k.lasted, leastLead), mostLead)
 	}
 	return c
 }
@@ -718,15 +717,16 @@ func (k *Keeper) collect(ctx context.Context) {
 }
 
 // collectOne plans, and carries out if it may, one item after the other: a pass that has to act gets in between. It stops when
-// further says so. Preconditions: k.collecting is held.
+// further says so, or when as much has come free as was to. Preconditions: k.collecting is held.
 func (k *Keeper) collectOne(ctx context.Context, c Collector, run bool, further func() bool) (record.Step, error) {
 	step, err := c.Plan(ctx)
 	if err != nil || !run {
 		return step, err
 	}
 	items := step.Items
+	need, limited := step.Need()
 	for i := range items {
-		if i > 0 && !further() {
+		if i > 0 && (!further() || limited && freedBy(step) >= need) {
 			break
 		}
 		one := step

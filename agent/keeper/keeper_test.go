@@ -355,8 +355,7 @@ func TestAGlanceSeesAFastFill(t *testing.T) {
 	})
 }
 
-// A fast fill is seen coming by glances, as long before as a deletion takes, and what is written meanwhile is freed, too. What is
-// remembered for the forecast of the day is not of glances.
+// A fast fill is seen coming by glances, as long before as a deletion takes.
 func TestAFastFillIsSeenComing(t *testing.T) {
 	t.Parallel()
 	const step, every = 512 << 20, 50 * time.Millisecond // 10 GiB a second
@@ -366,13 +365,13 @@ func TestAFastFillIsSeenComing(t *testing.T) {
 		want []string
 	}{
 		{"two seconds before", 2 * time.Second, []string{"image a"}},
-		{"it has been said that nothing takes time", 0, nil},
+		{"a millisecond before", time.Millisecond, nil},
 	} {
 		w := &world{available: 40 * gib, images: map[string]int64{"a": 25 * gib, "b": 25 * gib}, pods: map[string]int64{"greedy": 30 * gib}}
 		p := w.parts()
 		p.Config = func(in engine.Input) (Setup, error) {
 			s, err := setup(in)
-			s.Config.Options.Forecast, s.Config.Horizon, s.Config.Lead = true, max(tc.lead, time.Millisecond), tc.lead
+			s.Config.Options.Forecast, s.Config.Horizon = true, tc.lead
 			return s, err
 		}
 		run(t, w, p, func(t *testing.T, k *Keeper) {
@@ -384,7 +383,7 @@ func TestAFastFillIsSeenComing(t *testing.T) {
 			equal(t, tc.name, w.done(), tc.want...)
 			w.with(func() {
 				for _, r := range w.records {
-					if r.Decision.Outcome == engine.Foreseen && (len(r.Decision.Coming) != 1 || r.Decision.Coming[0].In > tc.lead || *r.Decision.NeedBytes < gib) {
+					if r.Decision.Outcome == engine.Foreseen && (len(r.Decision.Coming) != 1 || r.Decision.Coming[0].In > tc.lead) {
 						t.Errorf("%s: %+v", tc.name, r.Decision)
 					}
 					if differences, err := record.Replay(r); err != nil || len(differences) > 0 {
@@ -399,15 +398,12 @@ func TestAFastFillIsSeenComing(t *testing.T) {
 // A deletion that took long is begun as much earlier the next time.
 func TestTheLeadIsWhatADeletionTook(t *testing.T) {
 	t.Parallel()
-	for took, want := range map[time.Duration]time.Duration{0: 2 * time.Second, time.Second: 2 * time.Second, 4 * time.Second: 4 * time.Second, time.Minute: longestLead} {
+	for took, want := range map[time.Duration]time.Duration{0: 2 * time.Second, time.Millisecond: leastLead, 4 * time.Second: 4 * time.Second, time.Minute: mostLead} {
 		k := New(Parts{})
 		k.lasted = took
-		if c := k.leading(engine.Config{Horizon: time.Second, Lead: 2 * time.Second}); c.Lead != want || c.Horizon != want {
-			t.Errorf("after one that took %s: lead %s, horizon %s, want %s", took, c.Lead, c.Horizon, want)
+		if c := k.leading(engine.Config{Horizon: 2 * time.Second}); c.Horizon != want {
+			t.Errorf("after one that took %s: horizon %s, want %s", took, c.Horizon, want)
 		}
-	}
-	if c := New(Parts{}).leading(engine.Config{Horizon: time.Minute}); c.Lead != 0 || c.Horizon != time.Minute {
-		t.Errorf("without a lead: %+v", c)
 	}
 }
 
@@ -788,6 +784,35 @@ func TestTidyingUpWaitsForCalm(t *testing.T) {
 			}
 		})
 		equal(t, "recorded", recorded, "images a false true", "images b true true")
+	})
+}
+
+// exact asks for less than all its items, each of which frees more than it was to.
+type exact struct{ *world }
+
+func (exact) Name() string { return "some images" }
+
+func (c exact) Plan(ctx context.Context) (record.Step, error) {
+	step, err := images(c).Plan(ctx, Want{NeedBytes: garbage.Everything})
+	step.Images = &record.ImageChoice{NeedBytes: 2 * gib}
+	return step, err
+}
+
+func (c exact) Run(ctx context.Context, s record.Step) (record.Step, error) {
+	return images(c).Run(ctx, Want{}, s)
+}
+
+// What came free of one item counts for the others of the same collection.
+func TestTidyingUpEndsWhenItIsEnough(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 50 * gib, images: map[string]int64{"a": gib, "b": gib, "c": gib, "d": gib}}
+	p := w.parts()
+	p.Collectors = []Collector{exact{w}}
+	run(t, w, p, func(t *testing.T, k *Keeper) {
+		if steps, err := k.Collect(t.Context(), false); err != nil || len(steps) != 1 || len(steps[0].Items) != 4 || steps[0].Items[2].ActualBytes != nil {
+			t.Errorf("it did %+v, %v", steps, err)
+		}
+		equal(t, "done", w.done(), "image a", "image b")
 	})
 }
 

@@ -68,6 +68,18 @@ type Step struct {
 	Items      []Item           `json:",omitempty"`
 }
 
+// Need is how much a step is to free, in bytes; false if all that it can.
+func (s Step) Need() (bytes int64, limited bool) {
+	switch {
+	case s.Images != nil && s.Images.NeedBytes != garbage.Everything:
+		return s.Images.NeedBytes, true
+	case s.Logs != nil && s.Logs.NeedBytes != garbage.Everything:
+		return s.Logs.NeedBytes, true
+	default:
+		return 0, false
+	}
+}
+
 // Item is one thing that was to go, and what came of it.
 type Item struct {
 	// ID is an image's key, a container's id or a log's path.

@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/engine"
@@ -230,11 +232,11 @@ func TestRuntimeAndSnapshotterComeAndGo(t *testing.T) {
 	}
 	n.ready(t)
 	// containerd is killed after the first image has gone.
-	w.Images.Space = afterFirst{n.space, func() {
+	w.Images.CRI = beforeSecond{n.client.Images, step.Items[0].ID, sync.OnceFunc(func() {
 		if err := n.Runtime.Kill(); err != nil {
 			t.Error(err)
 		}
-	}, new(int)}
+	})}
 	done, err := w.Images.Run(bounded(t), step)
 	if err == nil || done.Items[0].ActualBytes == nil || done.Items[2].ActualBytes != nil || done.Items[2].Error != "" {
 		t.Errorf("containerd is away: %v: %+v", err, done.Items)
@@ -242,7 +244,7 @@ func TestRuntimeAndSnapshotterComeAndGo(t *testing.T) {
 	if err := n.Runtime.Start(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
-	w.Images.Space = n.space
+	w.Images.CRI = n.client.Images
 	n.ready(t)
 	if done, err = w.Images.Run(bounded(t), pick()); err != nil || len(done.Items) != 2 {
 		t.Errorf("the next step: %+v, %v", done.Items, err)
@@ -269,18 +271,18 @@ func (n *realNode) ready(t *testing.T) {
 	}
 }
 
-// afterFirst calls do when the second item is about to go.
-type afterFirst struct {
-	space
+// beforeSecond calls do when an image other than the first is about to go.
+type beforeSecond struct {
+	runtimeapi.ImageServiceClient
+	first string
 	do    func()
-	calls *int
 }
 
-func (s afterFirst) AvailableBytes(ctx context.Context) (int64, error) {
-	if *s.calls++; *s.calls == 2 {
-		defer s.do() // the space of the first one has been seen
+func (s beforeSecond) ImageStatus(ctx context.Context, r *runtimeapi.ImageStatusRequest, o ...grpc.CallOption) (*runtimeapi.ImageStatusResponse, error) {
+	if r.GetImage().GetImage() != s.first {
+		s.do()
 	}
-	return s.space.AvailableBytes(ctx)
+	return s.ImageServiceClient.ImageStatus(ctx, r, o...)
 }
 
 // A dead pod's container, sandbox and logs go, those of a living one stay, and so
