@@ -368,21 +368,21 @@ func TestKubeletPods(t *testing.T) {
 			if answer = func() (string, error) { return broken.text, nil }; broken.text == "" {
 				answer = func() (string, error) { return "", errors.New(broken.problem) }
 			}
-			time.Sleep(kubeletLongestRest)
+			<-time.After(kubeletLongestRest)
 			synctest.Wait()
 			if s := k.Pods(); !has("a 1")(s) || !s.AsOf.Equal(got.AsOf) || !strings.Contains(s.Problem, "ask the kubelet for its pods: "+broken.problem) {
 				t.Errorf("after %q is known %+v", broken.text, s)
 			}
 		}
 		before := asked
-		time.Sleep(10 * kubeletLongestRest)
+		<-time.After(10 * kubeletLongestRest)
 		if synctest.Wait(); asked-before != 10 {
 			t.Errorf("it was asked %d times while it did not answer", asked-before)
 		}
 		answer = func() (string, error) { return page(podJSON("c", "3")) }
-		time.Sleep(kubeletLongestRest + time.Minute)
+		<-time.After(kubeletLongestRest + time.Minute)
 		before = asked
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if synctest.Wait(); asked-before != 6 || !has("c 3")(k.Pods()) || k.Pods().Problem != "" {
 			t.Errorf("asked %d times in a minute, it is known %+v", asked-before, k.Pods())
 		}
