@@ -362,6 +362,7 @@ func TestKubeletPods(t *testing.T) {
 		if !has("a 1")(got) || !strings.Contains(got.Problem, "n/b has no UID") || got.Source != SourceKubelet {
 			t.Fatalf("got %+v", got)
 		}
+		<-time.After(5 * time.Second) // not at the moments at which it asks
 		for _, broken := range []struct{ text, problem string }{
 			{"", "it does not allow it"}, {`{"kind":"PodList","items":[{"metadata":{"name":7}}]}`, "read its answer"}, {`{"kind":"Status"}`, "read its answer"}, {"<html>", "read its answer"},
 		} {
