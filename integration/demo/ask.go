@@ -55,6 +55,15 @@ func measure(ctx context.Context, paths ...string) (amount, error) {
 	return amount{bytes: bytes, inodes: inodes}, err
 }
 
+// available asks the kernel what anybody may still write.
+func available(path string) (amount, error) {
+	var s syscall.Statfs_t
+	if err := syscall.Statfs(path, &s); err != nil {
+		return amount{}, fmt.Errorf("statfs %s: %w", path, err)
+	}
+	return amount{bytes: s.Bavail * uint64(s.Frsize)}, nil //nolint:gosec // a block's size is positive
+}
+
 // statfs asks the kernel what is used on a filesystem.
 func statfs(path string) (amount, error) {
 	var s syscall.Statfs_t

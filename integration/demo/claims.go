@@ -3,7 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+
+	"github.com/cleave-cri/cleave/engine/sim"
 )
 
 // claim is something that the demo says about cleave, and whether it held.
@@ -32,6 +36,31 @@ func (r report) claims() []claim {
 		c = claim{what: fmt.Sprintf("the layer of %s is on a filesystem of that list", l.name)}
 		if m := entry(r.through.containers, 0).mountpoint; l.through.mountpoint == "" || l.through.mountpoint != m {
 			c.wrong = fmt.Sprintf("%q, but the list has %q", l.through.mountpoint, m)
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// expected checks what the scenario expects of a real node, besides what the report
+// is about.
+func (d *demo) expected(status string) []claim {
+	var out []claim
+	if d.scenario.Lab != nil {
+		for _, text := range d.scenario.Lab.Says {
+			c := claim{what: fmt.Sprintf("cleave status says %q", text)}
+			if !strings.Contains(status, text) {
+				c.wrong = "it does not"
+			}
+			out = append(out, c)
+		}
+	}
+	left := d.scenario.Expect[string(sim.CleaveProfile)].AvailableAtLeast
+	for _, name := range slices.Sorted(maps.Keys(left)) {
+		want := amount{bytes: uint64(max(0, left[name]))}
+		c := claim{what: fmt.Sprintf("at least %s are left on the disk %s", want.size(), name)}
+		if have, err := available(d.node.Disks[name].Path()); err != nil || have.bytes < want.bytes {
+			c.wrong = fmt.Sprintf("%s, %v", have.size(), err)
 		}
 		out = append(out, c)
 	}

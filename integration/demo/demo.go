@@ -13,12 +13,15 @@ import (
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
+	"github.com/cleave-cri/cleave/lab/scenario"
 )
 
 // options are what the command line says.
 type options struct {
 	// cleave is the program to show; empty means that it is built.
 	cleave string
+	// file is the scenario that is played.
+	file string
 	// keep leaves the node running.
 	keep bool
 	// down takes down what was kept, and does nothing else: all demos, or those in the folders.
@@ -37,13 +40,21 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if o.down {
 		return takeDown(ctx, o.folders, out)
 	}
+	s, err := scenario.Load(o.file)
+	if err != nil {
+		return err
+	}
+	works, err := workloads(s)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.file, err)
+	}
 	fmt.Fprint(out, intro(o.keep))
 	lab, err := janitor.Start(ctx, janitor.Options{Log: out})
 	if err != nil {
 		return err
 	}
 	p := progress{out: out, began: time.Now()}
-	d := &demo{options: o, lab: lab, progress: p}
+	d := &demo{options: o, scenario: s, workloads: works, lab: lab, progress: p}
 	err = d.show(ctx)
 	if o.keep && ctx.Err() == nil && d.node != nil && d.shown {
 		return errors.Join(err, d.keepRunning(ctx))
@@ -57,9 +68,11 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 // demo is one run of it.
 type demo struct {
 	options
-	progress progress
-	lab      *janitor.Run
-	node     *node.Node
+	scenario  *scenario.Scenario
+	workloads []workload
+	progress  progress
+	lab       *janitor.Run
+	node      *node.Node
 	// shown is set once everything has been printed.
 	shown bool
 }
@@ -88,10 +101,11 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 	fmt.Fprint(d.progress.out, r.render())
-	if err := d.status(ctx); err != nil {
+	page, err := d.status(ctx)
+	if err != nil {
 		return err
 	}
-	claims := r.claims()
+	claims := append(r.claims(), d.expected(page)...)
 	fmt.Fprint(d.progress.out, renderClaims(claims))
 	d.shown = true
 	return failed(claims)
@@ -107,16 +121,16 @@ func (d *demo) binary(ctx context.Context) (string, error) {
 }
 
 // status prints what the command prints that an operator would use.
-func (d *demo) status(ctx context.Context) error {
+func (d *demo) status(ctx context.Context) (string, error) {
 	control := d.node.Cleave.Config().Control.Endpoint.Path()
 	fmt.Fprint(d.progress.out, heading("cleave status --control "+control))
 	cmd := exec.CommandContext(ctx, d.node.Cleave.Binary(), "status", "--control", control) //nolint:gosec // our own program
 	text, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("cleave status: %w\n%s", err, text)
+		return "", fmt.Errorf("cleave status: %w\n%s", err, text)
 	}
 	_, err = d.progress.out.Write(text)
-	return err
+	return string(text), err
 }
 
 // close takes everything down; after an interruption too.

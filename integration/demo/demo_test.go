@@ -35,7 +35,7 @@ func startDemo(t *testing.T, args ...string) *demoRun {
 	need.Tools(t, "runc", "du")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
-	d := &demoRun{cmd: exec.CommandContext(ctx, "/proc/self/exe", args...)}
+	d := &demoRun{cmd: exec.CommandContext(ctx, "/proc/self/exe", append([]string{"-scenario", "../../docs/lab/demo.yaml"}, args...)...)}
 	d.cmd.Env = append(os.Environ(), asDemo+"=1")
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	r, w, err := os.Pipe()
@@ -156,6 +156,9 @@ func TestKeepAndDown(t *testing.T) {
 	})
 	if code := d.end(t); code != 0 {
 		t.Fatalf("exit code is %d", code)
+	}
+	if want := `ok     cleave status says "Layout: split"`; !strings.Contains(d.said.String(), want) {
+		t.Errorf("what the scenario expects is not checked: there is no %q", want)
 	}
 	for comment, want := range map[string]string{
 		"# through cleave":           "churn",

@@ -1,6 +1,7 @@
-// Command demo shows cleave at work in one go: a node with two disks, a real
-// containerd on them, cleave in front, pods that write known amounts, and what
-// is said about those amounts with and without cleave.
+// Command demo shows cleave at work in one go, on the node of a scenario of the lab
+// (docs/lab/demo.yaml): two disks, a real containerd on them, cleave in front, pods
+// that write known amounts, and what is said about those amounts with and without
+// cleave. `cleave lab run` plays the same file and looks at what goes.
 package main
 
 import (
@@ -18,6 +19,7 @@ func main() {
 	janitor.Main()
 	var o options
 	flag.StringVar(&o.cleave, "cleave", "", "the cleave `program` to show; without one it is built")
+	flag.StringVar(&o.file, "scenario", "docs/lab/demo.yaml", "the scenario `file` that is played")
 	flag.BoolVar(&o.keep, "keep", false, "leave the node running and say how to talk to it")
 	flag.BoolVar(&o.down, "down", false, "take down what earlier runs have left running, all or the folders named")
 	flag.Parse()

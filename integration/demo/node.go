@@ -18,11 +18,6 @@ const (
 	nodeDisk   = "node"
 )
 
-const (
-	imagesDiskBytes = 256 << 20
-	nodeDiskBytes   = 512 << 20
-)
-
 // startNode makes a node of layout split: image layers and containerd's root on
 // one filesystem, what containers write with the kubelet's folder and the pods'
 // logs on another.
@@ -35,10 +30,7 @@ func (d *demo) startNode(ctx context.Context, cleave string) error {
 		Containerd: peers[0],
 		Shim:       peers[1],
 		Cleave:     cleave,
-		Disks: []disk.Spec{
-			{Name: imagesDisk, SizeBytes: imagesDiskBytes, FS: disk.Ext4},
-			{Name: nodeDisk, SizeBytes: nodeDiskBytes, FS: disk.Ext4},
-		},
+		Disks:      d.disks(),
 		Runtime: func(o *runtime.Options, disks map[string]*disk.Disk) {
 			for _, name := range []string{imagesDisk, nodeDisk} {
 				d.progress.step("disk %-8s%s, %s on %s", name, disks[name].Device(), disks[name].FS(), disks[name].Path())
@@ -58,10 +50,26 @@ func (d *demo) startNode(ctx context.Context, cleave string) error {
 	}
 	d.progress.step("containerd answers, an unmodified one, on cleave's snapshotter; it looks at sizes every 10 s, as by default")
 	d.progress.step("cleave answers in front of it, with its default settings")
-	app, err := image.Busybox(ctx, image.Config{Files: map[string]string{"/opt/model": randomText(appFileBytes)}})
-	if err != nil {
-		return err
+	for _, i := range d.scenario.Images {
+		bytes := int64(0)
+		for _, l := range i.Layers[1:] { // busybox is the first
+			bytes += l.Bytes
+		}
+		built, err := image.Busybox(ctx, image.Config{Files: map[string]string{"/opt/model": randomText(int(bytes))}})
+		if err != nil {
+			return err
+		}
+		if _, err := d.node.Registry.Push(ctx, reference(i.Name), built); err != nil {
+			return err
+		}
 	}
-	_, err = d.node.Registry.Push(ctx, appImage, app)
-	return err
+	return nil
+}
+
+// disks are the scenario's filesystems.
+func (d *demo) disks() (out []disk.Spec) {
+	for _, f := range d.scenario.Filesystems {
+		out = append(out, disk.Spec{Name: f.Name, SizeBytes: f.SizeBytes, FS: disk.Ext4})
+	}
+	return out
 }

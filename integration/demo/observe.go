@@ -29,7 +29,7 @@ type look struct {
 // observe runs the workloads and returns what was written and what was said.
 func (l *look) observe(ctx context.Context) (report, error) {
 	// The one with the most files first: it has begun to churn when the others are done.
-	for _, w := range slices.Backward(workloads()) {
+	for _, w := range slices.Backward(l.workloads) {
 		r, err := l.start(ctx, w)
 		if err != nil {
 			return report{}, err

@@ -11,15 +11,12 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/cleave-cri/cleave/lab/node"
 	"github.com/cleave-cri/cleave/lab/pod"
+	"github.com/cleave-cri/cleave/lab/scenario"
 )
 
-const (
-	// appImage has a file of some size besides busybox.
-	appImage     = "registry.example/demo/app:1"
-	appFileBytes = 6 << 20
-)
+// reference is the name by which an image of the scenario is pulled.
+func reference(image string) string { return "registry.example/demo/" + image + ":1" }
 
 // workload is a pod with one container that writes known amounts.
 type workload struct {
@@ -34,12 +31,34 @@ type workload struct {
 	churn bool
 }
 
-func workloads() []workload {
-	return []workload{
-		{name: "small", image: node.BusyboxImage, dataMiB: 5, logLines: 2000},
-		{name: "many", image: appImage, dataMiB: 20, files: 2000, volumeMiB: 10, logLines: 2000},
-		{name: "churn", image: node.BusyboxImage, dataMiB: 60, files: 3000, churn: true},
+// logLineBytes is how long a line is that a workload logs.
+const logLineBytes = 100
+
+// workloads are the scenario's pods, as shells can play them.
+func workloads(s *scenario.Scenario) ([]workload, error) {
+	if s.Layout != (scenario.Layout{NodeFS: nodeDisk, ImageFS: imagesDisk, ContainerFS: nodeDisk}) {
+		return nil, fmt.Errorf("the demo is about a filesystem %q for images and one %q for all else", imagesDisk, nodeDisk)
 	}
+	var out []workload
+	for _, p := range s.Pods {
+		if len(p.Containers) != 1 || len(p.Volumes) > 1 {
+			return nil, fmt.Errorf("the demo's pods have one container and at most one volume, %s has others", p.Name)
+		}
+		w := workload{name: p.Name, image: reference(p.Containers[0].Image)}
+		for _, write := range p.Containers[0].Writes {
+			mebibytes := int(write.AtOnceBytes >> 20)
+			switch write.To {
+			case scenario.ToLayer:
+				w.dataMiB, w.files, w.churn = mebibytes, int(write.AtOnceInodes), write.InodesPerSecond > 0
+			case scenario.ToLog:
+				w.logLines = int(write.AtOnceBytes / logLineBytes)
+			default:
+				w.volumeMiB = mebibytes
+			}
+		}
+		out = append(out, w)
+	}
+	return out, nil
 }
 
 // doneFile appears in the writable layer when all is written.
@@ -63,7 +82,7 @@ func (w workload) script() string {
 		// Allocated blocks are what is counted, so they must be allocated.
 		fmt.Sprintf("dd if=/dev/zero of=/data bs=1M count=%d conv=fsync 2>/dev/null", w.dataMiB),
 		fmt.Sprintf("mkdir /files; i=0; while [ $i -lt %d ]; do echo x >/files/$i; i=$((i+1)); done", w.files),
-		fmt.Sprintf("seq %d", w.logLines),
+		fmt.Sprintf("yes $(printf %%0%dd 0) | head -n %d", logLineBytes-1, w.logLines),
 	}
 	if w.volumeMiB > 0 {
 		lines = append(lines, fmt.Sprintf("dd if=/dev/zero of=/cache/data bs=1M count=%d conv=fsync 2>/dev/null", w.volumeMiB))
@@ -98,10 +117,11 @@ func (l *look) start(ctx context.Context, w workload) (running, error) {
 	spec.UID = "uid-" + w.name
 	// By these crictl tells which pod a container is in.
 	spec.Labels = map[string]string{"io.kubernetes.pod.name": w.name, "io.kubernetes.pod.namespace": "default"}
-	spec.LogDir = filepath.Join(cfg.Logs, spec.UID)
+	// Logs are where a kubelet has them.
+	spec.LogDir = filepath.Join(cfg.Logs, "default_"+w.name+"_"+spec.UID)
 	r.logs, r.volumes = spec.LogDir, filepath.Join(cfg.NodeFS, "pods", spec.UID, "volumes")
 	cache := filepath.Join(r.volumes, "kubernetes.io~empty-dir", "cache")
-	for _, dir := range []string{spec.LogDir, cache} {
+	for _, dir := range []string{filepath.Join(spec.LogDir, w.name), cache} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return r, fmt.Errorf("make the folders of pod %s: %w", w.name, err)
 		}
@@ -115,6 +135,7 @@ func (l *look) start(ctx context.Context, w workload) (running, error) {
 		Name: w.name, Image: w.image, Command: []string{"/bin/sh", "-c", w.script()},
 		Labels: spec.Labels,
 		Mounts: []*runtimeapi.Mount{{ContainerPath: "/cache", HostPath: cache}},
+		Edit:   func(c *runtimeapi.ContainerConfig) { c.LogPath = filepath.Join(w.name, "0.log") },
 	})
 	if err != nil {
 		return r, err

@@ -68,13 +68,17 @@ func (r *run) awaitDecisions(ctx context.Context) error {
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	var known time.Time // when it knew whose settings hold, not another lab's on this machine
 	for {
 		s, err := r.stage.Node.Cleave.Status(ctx)
+		if known.IsZero() && err == nil && s.Reclaim != nil && s.Reclaim.KubeletPID == r.stage.KubeletPID() {
+			known = time.Now()
+		}
 		if err == nil && r.stage.Profile == sim.KubeletProfile && s.FiguresSince != nil {
 			r.step("the kubelet decides, cleave has figures")
 			return nil
 		}
-		if err == nil && s.Reclaim != nil && s.Reclaim.LookedAt != nil && s.Reclaim.Problem == "" && s.FiguresSince != nil && s.Reclaim.KubeletPID == r.stage.KubeletPID() {
+		if !known.IsZero() && err == nil && s.Reclaim.LookedAt != nil && s.Reclaim.LookedAt.After(known) && s.Reclaim.Problem == "" && s.FiguresSince != nil {
 			r.step("cleave decides: %s", strings.Join(s.Reclaim.Thresholds, ", "))
 			return nil
 		}
@@ -254,7 +258,8 @@ func (r *run) heed(ctx context.Context, s agent.Status) {
 	for _, f := range r.Filesystems {
 		path := r.stage.Node.Disks[f.Name].Path()
 		for _, have := range s.Filesystems {
-			if have.Mountpoint == path {
+			// A kubelet mounts its folder on itself.
+			if have.Mountpoint == path || strings.HasPrefix(have.Mountpoint, path+"/") {
 				r.unattributed[f.Name] = max(r.unattributed[f.Name], have.UnattributedBytes)
 			}
 		}
