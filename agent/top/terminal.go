@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -59,13 +60,14 @@ type Terminal struct {
 }
 
 // Show draws what fetch gives, each second and when the window changes its size. Once there was a view, an error of fetch is shown
-// with the last one: cleave may be restarting. It returns when ctx ends, which is no error, and leaves the terminal as it was.
+// with the last one: cleave may be restarting. It returns when ctx ends or the terminal hangs up, which is no error, and leaves the
+// terminal as it was, also where this program has a mistake.
 func (t Terminal) Show(ctx context.Context, fetch func(context.Context) (View, error)) (err error) {
 	view, err := fetch(ctx)
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(ctx)
+	ctx, stop := signal.NotifyContext(ctx, hangups()...)
 	defer stop()
 	keys, restore, err := openKeys(t.Keys)
 	if err != nil {
@@ -83,21 +85,44 @@ func (t Terminal) Show(ctx context.Context, fetch func(context.Context) (View, e
 
 	news := make(chan View)
 	all, ctx := errgroup.WithContext(ctx)
-	all.Go(func() error {
+	part := func(do func() error) {
+		all.Go(func() (err error) {
+			defer func() { err = errors.Join(err, mistake(recover())) }()
+			return do()
+		})
+	}
+	part(func() error {
 		defer stop()
 		return t.draw(ctx, view, news)
 	})
-	all.Go(func() error {
+	part(func() error {
 		poll(ctx, view, fetch, news)
 		return nil
 	})
 	if keys != nil {
-		all.Go(func() error {
+		part(func() error {
 			defer stop()
 			return waitForEnd(ctx, keys)
 		})
 	}
 	return all.Wait()
+}
+
+// hangups are signals that would end the program and leave the terminal as it is. nohup(1) has the first one ignored, which stays.
+func hangups() []os.Signal {
+	out := []os.Signal{syscall.SIGQUIT}
+	if !signal.Ignored(syscall.SIGHUP) {
+		out = append(out, syscall.SIGHUP)
+	}
+	return out
+}
+
+// mistake is an error of what was recovered from a panic, so that the terminal is given back before anybody reads it.
+func mistake(recovered any) error {
+	if recovered == nil {
+		return nil
+	}
+	return fmt.Errorf("panic: %v\n%s", recovered, debug.Stack())
 }
 
 // draw draws until ctx ends.

@@ -99,11 +99,11 @@ func (p *pty) sees(t *testing.T, text string) {
 	}
 }
 
-// TestTerminal: it draws, anew where the window grows and where cleave is gone for a while; Ctrl-C ends it, the terminal is then as
+// TestTerminal: it draws, anew where the window grows and where cleave is gone for a while; however it ends, the terminal is then as
 // it was, and nothing runs on.
 func TestTerminal(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	for _, tc := range []struct{ name, key string }{{"Ctrl-C", "\x03"}, {"q", "q"}, {"a signal", ""}} {
+	for _, tc := range []struct{ name, key string }{{"Ctrl-C", "\x03"}, {"q", "q"}, {"a signal", ""}, {"a hangup", ""}, {"a panic", ""}} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := newPTY(t)
 			screen, err := os.OpenFile(p.path, os.O_RDWR|syscall.O_NOCTTY, 0)
@@ -123,9 +123,14 @@ func TestTerminal(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			s, u, plan := node()
-			asked, done := 0, make(chan error, 1)
+			asked, done, broken := 0, make(chan error, 1), make(chan struct{})
 			go func() {
 				done <- Terminal{Out: screen, Keys: p.path}.Show(ctx, func(context.Context) (View, error) {
+					select {
+					case <-broken:
+						panic("a mistake of ours")
+					default:
+					}
 					if asked++; asked > 1 {
 						return View{}, errors.New("cleave is not running")
 					}
@@ -142,15 +147,25 @@ func TestTerminal(t *testing.T) {
 			}
 			p.sees(t, strings.TrimSpace(view.Filesystems[0].lines(200)[1].text))
 
-			if tc.key == "" {
+			switch {
+			case tc.name == "a hangup":
+				if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+					t.Fatal(err)
+				}
+			case tc.name == "a panic":
+				close(broken)
+			case tc.key == "":
 				cancel()
-			} else if _, err := p.user.WriteString("x" + tc.key); err != nil {
-				t.Fatal(err)
+			}
+			if tc.key != "" {
+				if _, err := p.user.WriteString("x" + tc.key); err != nil {
+					t.Fatal(err)
+				}
 			}
 			p.sees(t, leave)
 			select {
 			case err := <-done:
-				if err != nil {
+				if panicked := err != nil && strings.Contains(err.Error(), "panic: a mistake of ours\n"); err != nil && !panicked || panicked != (tc.name == "a panic") {
 					t.Error(err)
 				}
 			case <-time.After(patience):
