@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,8 +27,17 @@ import (
 //
 // It is refused while a snapshotter runs, while the database has any snapshot, if
 // a root is not the one that the database knows, and if anything lies in a root
-// that no snapshotter made. One that was broken off can be repeated.
+// that no snapshotter made. One that was broken off can be repeated, also when
+// nothing but markers was left.
 func Purge(ctx context.Context, opts Options, dry bool) (list []string, err error) {
+	opts = opts.withDefaults()
+	if exists, err := boltfile.Exists(opts.Database); err == nil && !exists {
+		list, err := purgeMarkers(opts, dry)
+		if err != nil {
+			return list, fmt.Errorf("purge the snapshotter: there is no database %s: %w", opts.Database, err)
+		}
+		return list, nil
+	}
 	err = offline(ctx, opts, func(ctx context.Context, b *bolt.Bucket, gate *fence.Gate) error {
 		p := purge{opts: opts, gate: gate, names: map[fence.Role][]string{}}
 		if err := p.examine(ctx, b); err != nil {
@@ -145,7 +155,8 @@ func (p *purge) list() []string {
 }
 
 // run deletes the trees, then the database with what belongs to it, and the markers at the
-// end: until then it can be repeated, and what is left after that is empty roots.
+// end. Until the database goes it can be repeated as it is; from then on see
+// purgeMarkers.
 func (p *purge) run(ctx context.Context) error {
 	for _, last := range []bool{false, true} {
 		for _, role := range fence.Roles() {
@@ -205,4 +216,99 @@ func (p *purge) removeDatabase() (err error) {
 		}
 	}
 	return dir.SyncDir(".")
+}
+
+// purgeMarkers does the rest of a purge that was broken off after the database was
+// gone. Then the roots hold nothing but markers, and nothing else leaves them so: those
+// of a snapshotter, and of an Init that was broken off, have folders too. Anything
+// else, or nothing at all, is ErrNotInitialised.
+func purgeMarkers(opts Options, dry bool) (list []string, err error) {
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(filepath.Dir(opts.Database)); err != nil {
+		return nil, errors.Join(ErrNotInitialised, err) // its disk may not be mounted
+	}
+	lock, err := boltfile.TakeLock(opts.Database)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	roots, markers := map[fence.Role]*rootdir.Root{}, map[fence.Role][]string{}
+	defer func() {
+		for _, root := range roots {
+			err = errors.Join(err, root.Close())
+		}
+	}()
+	identity := ""
+	for _, role := range fence.Roles() {
+		root, err := rootdir.Open(opts.root(role))
+		if err == nil {
+			roots[role] = root
+			markers[role], err = onlyMarkers(opts, role, root, &identity)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w, and the %s root: %w", ErrNotInitialised, role, err)
+		}
+	}
+	if identity == "" {
+		return nil, ErrNotInitialised
+	}
+	for _, role := range fence.Roles() {
+		for _, name := range markers[role] {
+			list = append(list, filepath.Join(opts.root(role), name))
+			if dry {
+				continue
+			}
+			if err := errors.Join(roots[role].RemoveFile(name), roots[role].SyncDir(".")); err != nil {
+				return list, err
+			}
+		}
+	}
+	return list, nil
+}
+
+// onlyMarkers are the markers in a root, the one that counts last; none if the root is
+// empty. It is an error if anything else is in it, or a marker of another snapshotter
+// than that of the identity, which it sets.
+func onlyMarkers(opts Options, role fence.Role, root *rootdir.Root, identity *string) ([]string, error) {
+	if opts.RequireMountpoints {
+		if err := opts.sources.MustBeMount(root); err != nil {
+			return nil, err
+		}
+	}
+	if err := fence.Lock(role, root); err != nil {
+		return nil, err
+	}
+	there, err := root.Names(".")
+	if err != nil {
+		return nil, err
+	}
+	var markers []string
+	for _, name := range []string{fence.MarkerName + ".new", fence.MarkerName} {
+		if !slices.Contains(there, name) {
+			continue
+		}
+		if place, err := root.Stat(name); err != nil || !place.IsFile() {
+			return nil, errors.Join(fmt.Errorf("%s is no marker", filepath.Join(root.Path(), name)), err)
+		}
+		markers = append(markers, name)
+	}
+	for _, name := range there {
+		if name != "lost+found" && !slices.Contains(markers, name) {
+			return nil, fmt.Errorf("%s was not left by a purge", filepath.Join(root.Path(), name))
+		}
+	}
+	if len(markers) == 0 {
+		return nil, nil
+	}
+	m, err := fence.ReadMarker(root)
+	if err != nil {
+		return nil, err
+	}
+	if m.Role != role || m.Identity == "" || *identity != "" && m.Identity != *identity {
+		return nil, fmt.Errorf("%s is not the marker of the %s root of the same snapshotter", filepath.Join(root.Path(), fence.MarkerName), role)
+	}
+	*identity = m.Identity
+	return markers, nil
 }

@@ -3,6 +3,7 @@ package split
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,7 +12,9 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"github.com/cleave-cri/cleave/snapshot/split/boltfile"
 	"github.com/cleave-cri/cleave/snapshot/split/fence"
+	"github.com/cleave-cri/cleave/snapshot/split/trash"
 )
 
 // purgeable is a snapshotter that has had a snapshot, and has none.
@@ -192,21 +195,145 @@ func TestPurgeTakesAProbe(t *testing.T) {
 	}
 }
 
-// TestPurgeWithoutDatabase: killed between the last two steps, it left markers and no
-// database. What is left is not purged, and can be a snapshotter's again.
+// onlyMarkersLeft is what a purge leaves that was killed when the database was
+// gone.
+func onlyMarkersLeft(t *testing.T) Options {
+	t.Helper()
+	o := purgeable(t)
+	for _, path := range []string{o.Database, o.Database + usageSuffix, boltfile.NewBallast(o.Database, o.BallastBytes).Path()} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
+	for _, root := range []string{o.ImageRoot, o.ContainerRoot} {
+		for _, dir := range []string{snapshotsDir, trash.Dir, emptyName} {
+			if err := os.RemoveAll(filepath.Join(root, dir)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return o
+}
+
+// TestPurgeOfMarkersAlone: killed after the database was gone, it is finished by
+// doing the same again.
+func TestPurgeOfMarkersAlone(t *testing.T) {
+	t.Parallel()
+	for name, before := range map[string]func(o Options) error{
+		"both markers": func(Options) error { return nil },
+		"one marker":   func(o Options) error { return os.Remove(filepath.Join(o.ImageRoot, fence.MarkerName)) },
+		"a marker that was being written": func(o Options) error {
+			return os.WriteFile(filepath.Join(o.ContainerRoot, fence.MarkerName+".new"), nil, 0o600)
+		},
+		"a filesystem's own folder": func(o Options) error { return os.Mkdir(filepath.Join(o.ImageRoot, "lost+found"), 0o700) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := onlyMarkersLeft(t)
+			if err := before(o); err != nil {
+				t.Fatal(err)
+			}
+			there := left(t, o)
+			planned, err := Purge(t.Context(), o, true)
+			if now := left(t, o); err != nil || !slices.Equal(there, now) {
+				t.Fatalf("showing it: %v, changed %q to %q", err, there, now)
+			}
+			done, err := Purge(t.Context(), o, false)
+			if err != nil || len(done) == 0 || !slices.Equal(planned, done) {
+				t.Fatalf("it planned %q and did %q, %v", planned, done, err)
+			}
+			for _, path := range left(t, o) {
+				if base := filepath.Base(path); base != "lost+found" && path != o.Database+".lock" {
+					t.Errorf("left is %s", path)
+				}
+			}
+			if _, err := Purge(t.Context(), o, false); !errors.Is(err, ErrNotInitialised) {
+				t.Errorf("a third one ended with %v", err)
+			}
+			initialised(t, o)
+		})
+	}
+}
+
+// TestPurgeWithoutDatabase: without a database nothing is deleted of roots that have
+// more than markers, or others than one snapshotter's.
 func TestPurgeWithoutDatabase(t *testing.T) {
 	t.Parallel()
-	o := purgeable(t)
-	if err := os.Remove(o.Database); err != nil {
+	for name, spoil := range map[string]func(t *testing.T) (Options, error){
+		"a snapshotter's roots": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := purgeable(t)
+			return o, os.Remove(o.Database)
+		},
+		"another file": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := onlyMarkersLeft(t)
+			return o, os.WriteFile(filepath.Join(o.ContainerRoot, "mine"), nil, 0o600)
+		},
+		"another snapshotter's marker": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o, other := onlyMarkersLeft(t), onlyMarkersLeft(t)
+			return o, os.Rename(filepath.Join(other.ImageRoot, fence.MarkerName), filepath.Join(o.ImageRoot, fence.MarkerName))
+		},
+		"roots that are exchanged": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := onlyMarkersLeft(t)
+			o.ImageRoot, o.ContainerRoot = o.ContainerRoot, o.ImageRoot
+			return o, nil
+		},
+		"a marker that says nothing": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := onlyMarkersLeft(t)
+			return o, os.WriteFile(filepath.Join(o.ImageRoot, fence.MarkerName), []byte("{}"), 0o600)
+		},
+		"a folder in a marker's place": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := onlyMarkersLeft(t)
+			marker := filepath.Join(o.ImageRoot, fence.MarkerName)
+			return o, errors.Join(os.Remove(marker), os.Mkdir(marker, 0o700))
+		},
+		"no root": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := onlyMarkersLeft(t)
+			return o, os.Rename(o.ImageRoot, o.ImageRoot+".away")
+		},
+		"roots that are not mounted": func(t *testing.T) (Options, error) {
+			t.Helper()
+			o := onlyMarkersLeft(t)
+			o.RequireMountpoints = true
+			return o, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o, err := spoil(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tree := filepath.Dir(filepath.Dir(o.Database))
+			before := names(t, tree)
+			if list, err := Purge(t.Context(), o, false); !errors.Is(err, ErrNotInitialised) || len(list) > 0 {
+				t.Errorf("it ended with %v and says that it deleted %q", err, list)
+			}
+			if now := names(t, tree); !slices.Equal(before, now) {
+				t.Errorf("it changed %q to %q", before, now)
+			}
+		})
+	}
+}
+
+// names is all that is below a folder.
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	var out []string
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		out = append(out, path)
+		return err
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	before := left(t, o)
-	if _, err := Purge(t.Context(), o, false); !errors.Is(err, ErrNotInitialised) {
-		t.Errorf("it ended with %v", err)
-	}
-	if now := left(t, o); !slices.Equal(before, now) {
-		t.Errorf("it changed %q to %q", before, now)
-	}
+	return out
 }
 
 // TestPurgeBrokenOff can be repeated, however far it came.
