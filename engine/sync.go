@@ -106,7 +106,9 @@ func (c Config) Elsewhere(s State, d Decision) (_ Config, _ State, ok bool) {
 		return c, s, false
 	}
 	layout := c.Options.layout(*s.Layout)
-	same := func(t Threshold) bool { return t.Signal.disk(layout) == "" || together(t.Signal, d.Threshold.Signal, layout) }
+	same := func(t Threshold) bool {
+		return t.Signal.disk(layout) == "" || together(t.Signal, d.Threshold.Signal, layout)
+	}
 	for _, t := range d.Due {
 		ok = ok || !same(t)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"github.com/cleave-cri/cleave/integration/matrix/cell"
 	"github.com/cleave-cri/cleave/integration/toolchain/bin"
 	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/enclave"
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/kube"
 	"github.com/cleave-cri/cleave/lab/need"
@@ -35,6 +37,8 @@ type cluster struct {
 	plane   *kube.ControlPlane
 	node    *node.Node
 	kubelet *kube.Kubelet
+	// alone keeps other kubelets away.
+	alone io.Closer
 }
 
 // options say what node a test wants.
@@ -83,7 +87,7 @@ func start(t *testing.T, o options) *cluster {
 	need.Root(t)
 	need.Loop(t)
 	need.Tools(t, "runc")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*patience) // another node may be there first
 	t.Cleanup(cancel)
 	c := &cluster{}
 	run := need.Lab(t)
@@ -104,6 +108,10 @@ func (c *cluster) launch(ctx context.Context, t *testing.T, run *janitor.Run, o 
 	at := func(name string) string { return filepath.Join(run.Dir(), name) }
 	c.plane, err = kube.StartControlPlane(ctx, kube.ControlPlaneOptions{Dir: at("plane"), Etcd: p.etcd, APIServer: p.apiserver, Env: run.Env(), Audit: o.audit})
 	if err != nil {
+		return err
+	}
+	// After the start of the control plane, so that others have their turn meanwhile.
+	if c.alone, err = enclave.Alone(ctx, func() { t.Log("waits for another node with a kubelet to end") }); err != nil {
 		return err
 	}
 	if o.account {
@@ -178,6 +186,11 @@ func (c *cluster) close(t *testing.T) {
 			t.Logf("its decisions:\n%s", c.decisions())
 		}
 		if err := c.node.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	if c.alone != nil {
+		if err := c.alone.Close(); err != nil {
 			t.Error(err)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/engine/record"
 	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/enclave"
 	"github.com/cleave-cri/cleave/lab/image"
 	"github.com/cleave-cri/cleave/lab/kube"
 	"github.com/cleave-cri/cleave/lab/need"
@@ -91,7 +92,7 @@ func startKilled(t *testing.T) *killedNode {
 	need.Loop(t)
 	need.Tools(t, "runc")
 	run := need.Lab(t)
-	limit := patience
+	limit := 3 * patience // another node may be there first
 	if os.Getenv(servesEnv) != "" {
 		limit = 2 * time.Hour
 	}
@@ -103,6 +104,10 @@ func startKilled(t *testing.T) *killedNode {
 	}
 	dir := t.TempDir()
 	hasty, err := node.BuildCleave(ctx, dir, false, "hasty")
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone, err := enclave.Alone(ctx, func() { t.Log("waits for another node with a kubelet to end") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +134,7 @@ func startKilled(t *testing.T) *killedNode {
 		if k.kubelet != nil {
 			err = errors.Join(err, k.kubelet.Stop(ctx))
 		}
+		err = errors.Join(err, alone.Close())
 		if k.client != nil {
 			err = errors.Join(err, k.client.Close())
 		}

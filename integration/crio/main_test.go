@@ -7,7 +7,6 @@ package crio
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"testing"
 	"time"
@@ -31,7 +30,6 @@ func run(m *testing.M) int {
 		return m.Run() // every test says what it needs
 	}
 	var dir string
-	var alone io.Closer
 	inside, status, err := enclave.Apart(func() (err error) {
 		ctx := context.Background()
 		if _, err := bin.Get(ctx, os.Stderr, "containerd", "shim", "kubelet", "apiserver", "etcd"); err != nil {
@@ -49,17 +47,8 @@ func run(m *testing.M) int {
 		if err != nil {
 			return err
 		}
-		if err := os.Setenv(cleaveEnv, binary); err != nil {
-			return err
-		}
-		alone, err = enclave.Alone(ctx, func() {
-			fmt.Fprintln(os.Stderr, "waiting for another program with a kubelet to end")
-		})
-		return err
+		return os.Setenv(cleaveEnv, binary)
 	})
-	if alone != nil {
-		defer alone.Close() //nolint:errcheck // it goes with this process anyway
-	}
 	if dir != "" {
 		defer os.RemoveAll(dir) //nolint:errcheck,forbidigo // holds one program of ours
 	}

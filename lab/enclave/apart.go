@@ -78,16 +78,14 @@ func Apart(prepare func() error) (inside bool, status int, _ error) {
 	}
 }
 
-// alone is the lock of [Alone], in the machine's folder of temporary files.
-const alone = "cleave-kubelet.lock"
+// cgroups is where what an enclave has in common with others is mounted, by each version of cgroups.
+const cgroups = "/sys/fs/cgroup"
 
-// Alone waits until no other program of ours on this machine that said so runs, and calls waiting once if it has to. It is so
-// until the lock is closed, or until this process has ended.
-//
-// It is for programs that start kubelets: cgroups are no part of an enclave, so each kubelet's cAdvisor sees the pods of all, and asks
-// its own CRI-O about each, which does not know them; starting takes most of a minute then, and figures of pods come late.
+// Alone waits until nobody else on this machine is so, and calls waiting once if it has to. It is for who starts a kubelet: cgroups are
+// no part of an enclave, so each kubelet's cAdvisor sees the pods of all, and asks its own CRI-O about each, which does not know them;
+// starting takes most of a minute then, and figures of pods come late. It ends when what is returned is closed, or with this process.
 func Alone(ctx context.Context, waiting func()) (io.Closer, error) {
-	lock, err := flock.Take(ctx, filepath.Join(os.TempDir(), alone), waiting)
+	lock, err := flock.TakeFolder(ctx, cgroups, waiting)
 	if err != nil {
 		return nil, fmt.Errorf("be the only one with a kubelet: %w", err)
 	}

@@ -21,6 +21,19 @@ func Take(ctx context.Context, path string, waiting func()) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open lock: %w", err)
 	}
+	return take(ctx, file, waiting)
+}
+
+// TakeFolder is Take for a folder, which has to be there: whoever sees the same one takes turns.
+func TakeFolder(ctx context.Context, path string, waiting func()) (*os.File, error) {
+	folder, err := os.OpenFile(path, os.O_RDONLY|syscall.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open folder to lock: %w", err)
+	}
+	return take(ctx, folder, waiting)
+}
+
+func take(ctx context.Context, file *os.File, waiting func()) (*os.File, error) {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
 	for told := false; ; told = true {
@@ -29,14 +42,14 @@ func Take(ctx context.Context, path string, waiting func()) (*os.File, error) {
 			return file, nil
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", file.Name(), err), file.Close())
 		}
 		if !told && waiting != nil {
 			waiting()
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("wait for the lock %s: %w", path, ctx.Err()), file.Close())
+			return nil, errors.Join(fmt.Errorf("wait for the lock %s: %w", file.Name(), ctx.Err()), file.Close())
 		case <-tick.C:
 		}
 	}

@@ -55,6 +55,11 @@ func (s *Stage) startPlane(ctx context.Context) error {
 	s.o.Step("start etcd and the API server")
 	p := s.o.Programs
 	var err error
+	// Who leaves a lab up knows that it is there.
+	s.alone, err = enclave.Alone(ctx, func() { s.o.Step("wait for another kubelet of a lab to end") })
+	if err != nil {
+		return err
+	}
 	s.Plane, err = plane.Start(ctx, plane.Options{Dir: s.at("plane"), Etcd: p.etcd, APIServer: p.apiserver, Env: s.run.Env(), FreePriorities: true})
 	if err != nil {
 		return err

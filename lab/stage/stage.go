@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -79,6 +80,8 @@ type Stage struct {
 
 	o   Options
 	run *janitor.Run
+	// alone keeps other kubelets away, for as long as this program runs.
+	alone io.Closer
 }
 
 // Reference is the name by which an image of a scenario is pulled.
@@ -377,6 +380,9 @@ func (s *Stage) stopKubelet(ctx context.Context) error {
 	}
 	if s.Kubelet != nil {
 		errs = append(errs, s.Kubelet.Stop(ctx))
+	}
+	if s.alone != nil {
+		errs = append(errs, s.alone.Close())
 	}
 	if s.Plane != nil {
 		errs = append(errs, s.Plane.Close(ctx))
