@@ -108,6 +108,9 @@ func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, rate int) {
 		}
 		return nil
 	})
+	eventually(ctx, t, "the conditions are there", func() error {
+		return c.conditions(ctx, corev1.ConditionFalse, corev1.ConditionFalse, corev1.ConditionFalse)
+	})
 	containers := c.node.Disks[diskContainers].Path()
 	before, err := availableBytes(containers)
 	if err != nil {
