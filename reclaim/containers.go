@@ -82,7 +82,7 @@ func (x *Containers) Choice(ctx context.Context, policy garbage.ContainerPolicy,
 		c.Containers = append(c.Containers, listed)
 	}
 	if pressure && policy.NoneUnderPressure {
-		keepLast(c.Containers, c.Pods)
+		garbage.KeepLast(c.Containers, c.Pods)
 	}
 	for _, r := range sandboxes.GetItems() {
 		if r.GetMetadata().GetUid() == "" || r.GetLabels()[uidLabel] == "" {
@@ -93,26 +93,6 @@ func (x *Containers) Choice(ctx context.Context, policy garbage.ContainerPolicy,
 		})
 	}
 	return c, nil
-}
-
-// keepLast marks the newest instance of each container of a pod that lives as one that is never picked. It is all that tells the
-// kubelet that a container has run: without it one that has completed, and is not to be restarted, runs a second time (kubelet,
-// pkg/kubelet/container: ShouldContainerBeRestarted). A dead instance with a newer one beside it may go (GAP-33).
-func keepLast(list []garbage.Container, pods garbage.Pods) {
-	type unit struct{ uid, name string }
-	newest := map[unit]int{}
-	for i, c := range list {
-		key := unit{c.PodUID, c.Name}
-		if other, ok := newest[key]; !ok || c.CreatedAt.After(list[other].CreatedAt) {
-			newest[key] = i
-		}
-	}
-	for key, i := range newest {
-		fate, known := pods.Fate[key.uid]
-		if known && fate == garbage.Alive || !known && !(pods.SourcesReady && pods.Synced) {
-			list[i].State = garbage.Running
-		}
-	}
 }
 
 func stateOf(s runtimeapi.ContainerState) garbage.ContainerState {

@@ -55,7 +55,9 @@ func Thresholds(s kubelet.Settings, layout engine.Layout) ([]engine.Threshold, e
 // as it goes, until the keeper has measured one. A minute before, a burst that ends would have cleared a node of its images.
 const horizon = 2 * time.Second
 
-// Config is how to decide beside a kubelet with these settings and thresholds of ours.
+// Config is how to decide beside a kubelet with these settings and thresholds of ours. Pods above limits of their own are the kubelet's
+// alone to evict, so LimitIsolation is off: it sees emptyDirs' sizes and pods' limits in all modes, and a second opinion about the same
+// figures would only end pods that it lets live. The layer that it does not see (GAP-29) is held by the kernel, see docs/reclaim.md.
 func Config(s kubelet.Settings, ours []engine.Threshold) engine.Config {
 	return engine.Config{
 		Thresholds: ours, TransitionPeriod: s.EvictionPressureTransition.Value, MaxPodGraceSeconds: int64(s.EvictionMaxPodGraceSeconds.Value),

@@ -44,8 +44,10 @@ const (
 	retries = 3
 	// rankedFor is how old a ranking may be when a pod goes by it: deleting takes minutes, and who was greedy then may be gone.
 	rankedFor = 10 * time.Second
-	// leastLead and mostLead bound how long before a threshold is met a reclaim is begun, when it is known how long deletions take.
+	// leastLead and mostLead bound how long before a threshold is met a reclaim is begun, when it is known how long deletions take; it is
+	// known for leadFor. The first one on a disk that has just begun to fill up takes longest.
 	leastLead, mostLead = 500 * time.Millisecond, 10 * time.Second
+	leadFor             = 30 * time.Second
 	// trendApart is how far apart the glances are by whose speeds it is seen that a threshold is about to be met.
 	trendApart = 50 * time.Millisecond
 	// firstPause is the rest after an eviction that failed; it doubles with each up to lastPause.
@@ -165,8 +167,9 @@ type Keeper struct {
 	// config is that of the last pass, trend what the last glances have seen.
 	config engine.Config
 	trend  engine.Trend
-	// lasted is how long each thing took that was deleted in the last reclaim, 0 before the first.
-	lasted time.Duration
+	// lasted is how long each thing took that was deleted in the last reclaim, which ended at measured.
+	lasted   time.Duration
+	measured time.Time
 	// empty is when each kind of reclaim last had nothing; a deletion or the end of a pod forgets it.
 	empty map[errand]time.Time
 	// undone is why each kind of reclaim was not done the last time, as it was logged.
@@ -331,7 +334,7 @@ func (k *Keeper) comesBy(in engine.Input) bool {
 
 // leading is c that looks as far ahead as a deletion takes on this node, if that is known.
 func (k *Keeper) leading(c engine.Config) engine.Config {
-	if k.lasted > 0 && c.Horizon > 0 {
+	if c.Horizon > 0 && time.Since(k.measured) < leadFor {
 		c.Horizon = min(max(k.lasted, leastLead), mostLead)
 	}
 	return c
@@ -558,7 +561,7 @@ func (k *Keeper) step(ctx context.Context, kind engine.Reclaim, want Want) (_ re
 	began := time.Now()
 	step, err = reclaimer.Run(ctx, want, step)
 	if n := deleted(step); n > 0 {
-		k.lasted = max(time.Since(began)/time.Duration(n), k.lasted/2)
+		k.lasted, k.measured = max(time.Since(began)/time.Duration(n), k.lasted/2), time.Now()
 	}
 	return step, gone(step), err
 }

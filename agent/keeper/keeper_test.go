@@ -395,14 +395,21 @@ func TestAFastFillIsSeenComing(t *testing.T) {
 	}
 }
 
-// A deletion that took long is begun as much earlier the next time.
+// A deletion that took long is begun as much earlier the next time, if that comes soon.
 func TestTheLeadIsWhatADeletionTook(t *testing.T) {
 	t.Parallel()
-	for took, want := range map[time.Duration]time.Duration{0: 2 * time.Second, time.Millisecond: leastLead, 4 * time.Second: 4 * time.Second, time.Minute: mostLead} {
+	const unknown = 2 * time.Second
+	for _, tc := range []struct{ took, ago, want time.Duration }{
+		{time.Millisecond, time.Second, leastLead}, {4 * time.Second, time.Second, 4 * time.Second}, {time.Minute, time.Second, mostLead},
+		{time.Millisecond, leadFor, unknown}, {time.Minute, leadFor, unknown},
+	} {
 		k := New(Parts{})
-		k.lasted = took
-		if c := k.leading(engine.Config{Horizon: 2 * time.Second}); c.Horizon != want {
-			t.Errorf("after one that took %s: horizon %s, want %s", took, c.Horizon, want)
+		if c := k.leading(engine.Config{Horizon: unknown}); c.Horizon != unknown {
+			t.Errorf("before the first: horizon %s", c.Horizon)
+		}
+		k.lasted, k.measured = tc.took, time.Now().Add(-tc.ago)
+		if c := k.leading(engine.Config{Horizon: unknown}); c.Horizon != tc.want {
+			t.Errorf("%s after one that took %s: horizon %s, want %s", tc.ago, tc.took, c.Horizon, tc.want)
 		}
 	}
 }

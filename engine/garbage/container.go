@@ -76,7 +76,8 @@ type ContainerPolicy struct {
 	// is no limit.
 	PerContainer, Total int
 	// NoneUnderPressure, an improvement on the kubelet, keeps no dead instance
-	// of any pod when it is reclaim that asks (GAP-33).
+	// of any pod when it is reclaim that asks (GAP-33), but what KeepLast marked
+	// before.
 	NoneUnderPressure bool
 }
 
@@ -156,6 +157,27 @@ func (p ContainerPolicy) Dead(containers []Container, pods Pods, now time.Time, 
 		remove(all, p.Total, "CGC-7")
 	}
 	return out
+}
+
+// KeepLast marks the newest instance of each container of a pod that lives as one that runs, so that NoneUnderPressure leaves it. It is all
+// that tells the kubelet that a container has run: without it one that has completed, and is not to be restarted, runs a second time
+// (kubelet, pkg/kubelet/container: ShouldContainerBeRestarted). A dead instance with a newer one beside it may go. So of a container that
+// ends again and again the last dead instance stays until the next one has started.
+func KeepLast(list []Container, pods Pods) {
+	type unit struct{ uid, name string }
+	newest := map[unit]int{}
+	for i, c := range list {
+		key := unit{c.PodUID, c.Name}
+		if other, ok := newest[key]; !ok || c.CreatedAt.After(list[other].CreatedAt) {
+			newest[key] = i
+		}
+	}
+	for key, i := range newest {
+		fate, known := pods.Fate[key.uid]
+		if known && fate == Alive || !known && !(pods.SourcesReady && pods.Synced) {
+			list[i].State = Running
+		}
+	}
 }
 
 func newestFirst(a, b Container) int {

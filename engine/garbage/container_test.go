@@ -205,3 +205,34 @@ func TestCGC13_AfterADeath(t *testing.T) {
 		}
 	}
 }
+
+// TestKeepLast_GAP33 is about what tells the kubelet that a container has run:
+// the newest instance of a pod that lives, dead or not, and nothing else.
+func TestKeepLast_GAP33(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		pods  Pods
+		newer ContainerState
+		want  []string
+	}{
+		"completed, in a pod that lives":       {Pods{Fate: map[string]PodFate{"1": Alive}, SourcesReady: true, Synced: true}, Exited, []string{"older"}},
+		"the next one runs":                    {Pods{Fate: map[string]PodFate{"1": Alive}, SourcesReady: true, Synced: true}, Running, []string{"older"}},
+		"of a pod that has ended":              {Pods{Fate: map[string]PodFate{"1": Ended}, SourcesReady: true, Synced: true}, Exited, []string{"older", "newer"}},
+		"of a pod that is not there":           {Pods{SourcesReady: true, Synced: true}, Exited, []string{"older", "newer"}},
+		"of a pod, and not all pods are known": {Pods{SourcesReady: true}, Exited, []string{"older"}},
+	} {
+		now := time.Unix(1000, 0)
+		list := []Container{
+			{ID: "newer", PodUID: "1", Name: "app", State: tc.newer, CreatedAt: now.Add(-time.Minute)},
+			{ID: "older", PodUID: "1", Name: "app", State: Exited, CreatedAt: now.Add(-time.Hour)},
+		}
+		KeepLast(list, tc.pods)
+		var got []string
+		for _, r := range (ContainerPolicy{PerContainer: 1, Total: -1, NoneUnderPressure: true}).Dead(list, tc.pods, now, true) {
+			got = append(got, r.Container.ID)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %q go, want %q", name, got, tc.want)
+		}
+	}
+}

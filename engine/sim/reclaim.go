@@ -69,6 +69,9 @@ func (n *node) containerChoice(k *keeper, pressure bool) record.ContainerChoice 
 		c.Containers = append(c.Containers, d.listed(garbage.Exited))
 		c.Bytes[d.id] = d.layer.bytes + d.logBytes()
 	}
+	if pressure && c.Policy.NoneUnderPressure {
+		garbage.KeepLast(c.Containers, c.Pods)
+	}
 	return c
 }
 

@@ -89,14 +89,15 @@ const (
 // that was foreseen has a time below 0, and a disk that never fell below the line
 // was relieved after none.
 //
-// A deletion is beyond need if the disk would have stayed above the line without
+// A deletion is beyond need (excess) if the disk would have stayed above the line without
 // it, and without those after it that were beyond need, until the attack had ended:
-// what the attack wrote after a deletion counts as needed.
+// what the attack wrote after a deletion counts as needed. Those are the last ones;
+// excessByUs of them may be cleave's.
 type reaction struct {
 	crossed               time.Time
 	firstAction, relieved time.Duration
 	deletions             []deletion
-	excess                int
+	excess, excessByUs    int
 	// least is the least that was available, in bytes.
 	least           int64
 	enospc, written int
@@ -189,12 +190,16 @@ func reportReactions(side string, all []reaction) {
 		}
 		worst.relieved = max(worst.relieved, r.relieved)
 		worst.excess += r.excess
+		worst.excessByUs += r.excessByUs
 		worst.enospc += r.enospc
 	}
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	report(name+"first_action_ms", ms(worst.firstAction), "ms")
 	report(name+"relieved_ms", ms(worst.relieved), "ms")
 	report(name+"excess_deletions", float64(worst.excess), "images")
+	if side == "cleave" {
+		report(name+"excess_by_cleave", float64(worst.excessByUs), "images")
+	}
 	report(name+"innocent_enospc", float64(worst.enospc), "errors")
 }
 
@@ -480,6 +485,11 @@ func (t *target) round(ctx context.Context) (_ reaction, err error) {
 	}
 	if err := t.who(r.deletions, began, r.crossed); err != nil {
 		return reaction{}, err
+	}
+	for _, d := range r.deletions[len(r.deletions)-r.excess:] {
+		if d.by != byKubelet {
+			r.excessByUs++
+		}
 	}
 	// The attacker takes everything back.
 	if err := os.Remove(filepath.Join(t.ctl, "go")); err != nil {

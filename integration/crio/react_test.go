@@ -35,7 +35,8 @@ import (
 const runsEnv = "CLEAVE_KSS24_RUNS"
 
 // KSS-24 turned round: cleave's figures are seconds old where the kubelet's are a minute old, so with it the one that fills the disk
-// goes, at any speed, through the API, and the innocent stays. Both evictors are on.
+// goes, at any speed, and the innocent stays: through the API, or by what labs have without one, which ends the pod's sandbox and leaves
+// its record to a kubelet that may run it anew. Both evictors are on.
 func TestKSS24_CleaveEvictsTheFiller(t *testing.T) {
 	runs := 1
 	if v := os.Getenv(runsEnv); v != "" {
@@ -47,25 +48,30 @@ func TestKSS24_CleaveEvictsTheFiller(t *testing.T) {
 	for _, tc := range []struct {
 		mode     config.Mode
 		separate bool
+		by       config.EvictBy
 		rate     int
 		long     bool
 	}{
-		{config.ModeCRIO, false, 100, false},
-		{config.ModeCRI, false, 100, true},
-		{config.ModeCRI, true, 100, true},
-		{config.ModeCRIO, false, 10, true},
-		{config.ModeCRI, false, 10, true},
+		{config.ModeCRIO, false, config.EvictByKubernetes, 100, false},
+		{config.ModeCRI, false, config.EvictByKubernetes, 100, true},
+		{config.ModeCRI, true, config.EvictByKubernetes, 100, true},
+		{config.ModeCRIO, false, config.EvictByKubernetes, 10, true},
+		{config.ModeCRI, false, config.EvictByKubernetes, 10, true},
+		{config.ModeCRIO, false, config.EvictStandalone, 100, true},
+		{config.ModeCRI, false, config.EvictStandalone, 100, true},
+		{config.ModeCRIO, false, config.EvictStandalone, 10, true},
+		{config.ModeCRI, false, config.EvictStandalone, 10, true},
 	} {
 		layout := engine.Split
 		if tc.separate {
 			layout = engine.Separate
 		}
-		t.Run(fmt.Sprintf("%s, %s, %d MiB a second", tc.mode, layout, tc.rate), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s, by %s, %d MiB a second", tc.mode, layout, tc.by, tc.rate), func(t *testing.T) {
 			if tc.long && !long() {
 				t.Skipf("takes minutes: `make test-crio` runs it")
 			}
 			for n := range runs {
-				t.Run(fmt.Sprint("run ", n+1), func(t *testing.T) { evictsTheFiller(t, tc.mode, tc.separate, tc.rate) })
+				t.Run(fmt.Sprint("run ", n+1), func(t *testing.T) { evictsTheFiller(t, tc.mode, tc.separate, tc.by, tc.rate) })
 			}
 		})
 	}
@@ -78,11 +84,11 @@ func TestKSS24_CleaveEvictsTheFiller(t *testing.T) {
 // seconds of the fast writer, in which cleave has to know who writes and have the pod ended. On a disk of 2 GiB it would be 40 MiB, less
 // than one burst of that writer, and the kubelet, which looks each 10 s and believes figures of a minute ago, would now and then be first
 // and wrong. On a separate node the innocent has more than the writer ever gets, on another disk.
-func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, rate int) {
+func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, by config.EvictBy, rate int) {
 	t.Helper()
 	settings := eviction(map[string]string{"nodefs.available": "89%"})
 	c := start(t, options{mode: mode, separate: separate, settings: settings, containersBytes: 20 << 30, cleave: func(cfg *config.Config) {
-		cfg.Reclaim.Enabled, cfg.Reclaim.Evict = true, true
+		cfg.Reclaim.Enabled, cfg.Reclaim.Evict, cfg.Reclaim.EvictBy = true, true, by
 		cfg.Kube.Events, cfg.Kube.Conditions = true, true
 	}})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
@@ -116,6 +122,10 @@ func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, rate int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	writer, err := c.plane.Pod(ctx, "writer")
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := c.plane.Exec(ctx, "writer", "touch", "/go"); err != nil {
 		t.Fatal(err)
 	}
@@ -132,6 +142,8 @@ func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, rate int) {
 			return err
 		case evicted(p):
 			t.Fatalf("the kubelet was first: %s", p.Status.Message)
+		case by == config.EvictStandalone:
+			return c.without(ctx, writer.Status.ContainerStatuses[0].ContainerID)
 		}
 		return errors.New("it is there")
 	})
@@ -142,6 +154,17 @@ func evictsTheFiller(t *testing.T, mode config.Mode, separate bool, rate int) {
 	t.Logf("gone after %s: %+v", time.Since(began).Round(100*time.Millisecond), s.Reclaim.Counts)
 	if s.Reclaim.Counts.Evicted != 1 {
 		t.Errorf("cleave evicted %d pods", s.Reclaim.Counts.Evicted)
+	}
+	if by == config.EvictStandalone { // the API server is told nothing of it
+		eventually(ctx, t, "the disk has room", func() error {
+			s, err := c.node.Cleave.Status(ctx)
+			if err == nil && s.Reclaim.Outcome != engine.Calm {
+				err = fmt.Errorf("cleave says %q", s.Reclaim.Outcome)
+			}
+			return err
+		})
+		c.stillRuns(ctx, t, "innocent")
+		return
 	}
 	told := c.event(ctx, t, report.Evicting, "writer")
 	if told.Regarding.Kind != "Pod" || told.Type != "Warning" || !strings.Contains(told.Note, "bytes, less than") || !strings.Contains(told.Note, "Container main uses") {
@@ -216,6 +239,21 @@ func (c *cluster) since(ctx context.Context, t *testing.T, kind corev1.NodeCondi
 	}
 	t.Fatalf("the node has no condition %s", kind)
 	return time.Time{}
+}
+
+// without says that the runtime has a container still, by the API's name for it.
+func (c *cluster) without(ctx context.Context, id string) (err error) {
+	client, err := pod.Dial(c.node.Runtime.Endpoint())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, client.Close()) }()
+	_, id, _ = strings.Cut(id, "://")
+	answer, err := client.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: id}})
+	if err == nil && len(answer.GetContainers()) > 0 {
+		err = fmt.Errorf("the runtime has %v", answer.GetContainers())
+	}
+	return err
 }
 
 // event is the last one with a reason that cleave has told about an object.
