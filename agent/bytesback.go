@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -42,7 +43,10 @@ func (b bytesBack) Await(ctx context.Context, uid string) (evict.Released, error
 		case <-timer.C:
 		case <-limit.Done():
 			timer.Stop()
-			return evict.Released{}, ctx.Err()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return evict.Released{}, ctx.Err()
+			}
+			return evict.Released{}, nil // also at the end of the time for the whole eviction: the pod is gone
 		}
 	}
 	now, err := b.available()

@@ -65,6 +65,12 @@ func TestBytesAreBack(t *testing.T) {
 				if _, err := b.Await(ctx, "u"); !errors.Is(err, context.Canceled) {
 					t.Errorf("at the end: %v", err)
 				}
+				// A pod that took nearly all the time that there is went all the same.
+				ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if got, err := b.Await(ctx, "u"); got.Measured || err != nil {
+					t.Errorf("when the time is over: %+v, %v", got, err)
+				}
 			})
 		})
 	}

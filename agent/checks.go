@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/cleave-cri/cleave/agent/kubeletapi"
 	"github.com/cleave-cri/cleave/agent/upstream"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
@@ -76,7 +77,8 @@ func examineKubelet(ctx context.Context, cfg config.Config, reader kubelet.Reade
 		s, err := reader.Find(ctx, kubelet.Choice{Endpoints: []string{cfg.Listen.Endpoint.Path(), crioEndpoint}})
 		if err == nil {
 			s = versioned(ctx, reader, s)
-			found <- append(kubelet.Checks(s, kubeletFacts(ctx, cfg, reader, s, o)), rightsChecks(cfg.Reclaim.Kubeconfig, s)...)
+			checks := append(kubelet.Checks(s, kubeletFacts(ctx, cfg, reader, s, o)), rightsChecks(cfg.Reclaim.Kubeconfig, s)...)
+			found <- append(checks, pageCheck(kubeletapi.Client{TokenFile: cfg.CRIO.KubeletTokenFile}, s))
 		}
 		return kubelet.Found(s, err)
 	}}})
@@ -86,6 +88,21 @@ func examineKubelet(ctx context.Context, cfg config.Config, reader kubelet.Reade
 	default:
 	}
 	return results
+}
+
+// pageCheck is whether the kubelet says which pods it has. Most don't allow it to their own identity, and little is lost then.
+func pageCheck(client kubeletapi.Client, s kubelet.Settings) doctor.Check {
+	return doctor.Check{Name: "pods of the kubelet", Run: func(ctx context.Context) doctor.Result {
+		const lost = "pods are known from the API server alone, and from 5 minutes after that is away nobody is ranked"
+		switch _, err := client.Pods(ctx, s); {
+		case err == nil:
+			return doctor.Passed("the kubelet says which pods it has, also while the API server is away")
+		case errors.Is(err, kubeletapi.ErrNotAllowed), errors.Is(err, kubeletapi.ErrNoCredentials), errors.Is(err, kubeletapi.ErrNoServer):
+			return doctor.Passed("the kubelet is not asked for its pods: %v; %s. A token that may get nodes/pods (crio.kubeletTokenFile) changes that", err, lost)
+		default:
+			return doctor.Warned(fmt.Sprintf("ask the kubelet for its pods: %v; %s", err, lost), "look whether the kubelet answers on its own port")
+		}
+	}}
 }
 
 // crioEndpoint is cleave's socket in mode crio.

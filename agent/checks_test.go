@@ -3,12 +3,15 @@ package agent
 import (
 	"context"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cleave-cri/cleave/agent/kubeletapi"
 	"github.com/cleave-cri/cleave/config"
 	"github.com/cleave-cri/cleave/config/kubelet"
 	"github.com/cleave-cri/cleave/doctor"
@@ -183,5 +186,34 @@ func TestDiskOf(t *testing.T) {
 	got := diskOf(fsstats.Filesystem{Device: fsstats.Device{Major: 8, Minor: 1}, CapacityBytes: 100, FreeBytes: 60, AvailableBytes: 55, InodesTotal: &inodes})
 	if got.Device != "8:1" || got.CapacityBytes != 100 || got.AttainableBytes != 95 || *got.Inodes != 5 {
 		t.Errorf("got %+v", got)
+	}
+}
+
+// That the kubelet's page can't be read is told, and no fault of the node; that it answers nonsense is one.
+func TestPagesThatCantBeRead(t *testing.T) {
+	t.Parallel()
+	answer := func(code int) kubelet.Settings {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
+		t.Cleanup(server.Close)
+		address, ok := server.Listener.Addr().(*net.TCPAddr)
+		if !ok {
+			t.Fatal("no TCP address")
+		}
+		return kubelet.Settings{PID: os.Getpid(), ReadOnlyPort: kubelet.Setting[int32]{Value: int32(address.Port)}} //nolint:gosec // a port
+	}
+	for _, tc := range []struct {
+		name  string
+		s     kubelet.Settings
+		level doctor.Level
+		want  string
+	}{
+		{"it answers", answer(http.StatusOK), doctor.Pass, "says which pods it has"},
+		{"not allowed", answer(http.StatusForbidden), doctor.Pass, "crio.kubeletTokenFile"},
+		{"no server", kubelet.Settings{PID: os.Getpid(), Port: kubelet.Setting[int32]{Value: 1}}, doctor.Pass, "is not asked for its pods"},
+		{"broken", answer(http.StatusInternalServerError), doctor.Warn, "it answers 500"},
+	} {
+		if got := pageCheck(kubeletapi.Client{}, tc.s).Run(t.Context()); got.Level != tc.level || !strings.Contains(got.Reason, tc.want) {
+			t.Errorf("%s: %+v", tc.name, got)
+		}
 	}
 }

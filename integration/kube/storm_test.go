@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -80,7 +81,7 @@ type filled struct {
 	source  *kube.Watch
 	evictor *evict.Evictor
 	// maxAge is how old what is known of pods may be.
-	maxAge time.Duration
+	maxAge atomic.Int64
 
 	mu      sync.Mutex
 	records []record.Record // guarded by mu; of all passes
@@ -95,7 +96,7 @@ func (f *filled) figures(pods int) *engine.FSStats {
 
 func (f *filled) look(context.Context) (engine.Input, error) {
 	view := kube.Merge(f.source.Pods())
-	pods, _ := decide.Pods(view, time.Now(), f.maxAge)
+	pods, _ := decide.Pods(view, time.Now(), time.Duration(f.maxAge.Load()))
 	fs := f.figures(len(view.All()))
 	in := engine.Input{Now: time.Now(), Layout: &engine.Detected{}, Summary: &engine.Summary{NodeFS: fs, ImageFS: fs, ContainerFS: fs}, Pods: pods}
 	for _, p := range pods {
@@ -156,7 +157,8 @@ func (c *cluster) testStorm(t *testing.T) {
 	made := c.recreates(t, node)
 	source, stop := watching(t, client)
 	defer stop()
-	f := &filled{source: source, evictor: evict.New(client, evict.Options{}), maxAge: time.Minute}
+	f := &filled{source: source, evictor: evict.New(client, evict.Options{})}
+	f.maxAge.Store(int64(time.Minute))
 	k := f.keeper(most)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
