@@ -48,6 +48,8 @@ func (t Trend) Add(seen Observations, now time.Time) Trend {
 		if at.IsZero() {
 			at = now
 		}
+		// A record has no monotonic clock, whose seconds are a little longer or shorter; what is made of it is to be the same.
+		at = at.Round(0)
 		unfit := func(s Sample) bool { return s.At.After(now.Add(clockSlack)) || now.Sub(s.At) > trendFor }
 		list := slices.DeleteFunc(slices.Clone(t[signal]), unfit)
 		sample := Sample{At: at, Available: o.Available, Capacity: o.Capacity}

@@ -90,6 +90,18 @@ func TestComingByForecast(t *testing.T) {
 	}
 }
 
+// What is remembered is what a record of it says, and a record has no monotonic clock.
+func TestTrendIsAsInARecord(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, at := range []time.Time{now, {}} {
+		got := Trend{}.Add(Observations{NodeFSAvailable: {Available: 1, Time: at}}, now)[NodeFSAvailable]
+		if len(got) != 1 || got[0].At != now.Round(0) {
+			t.Errorf("%v, want %v", got, now.Round(0))
+		}
+	}
+}
+
 func TestTrendForgetsAndBeginsAnew(t *testing.T) {
 	t.Parallel()
 	var trend Trend
