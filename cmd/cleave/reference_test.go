@@ -4,7 +4,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -15,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/cleave-cri/cleave/integration/documented"
 )
 
 var update = flag.Bool("update", false, "write docs/cli.md anew")
@@ -108,19 +109,20 @@ func flagUsage(f *pflag.Flag) string {
 	}
 }
 
-// aCommand finds what docs have people type, or speak of, in code.
-var aCommand = regexp.MustCompile(`(?m)^(?:\s*(?:[$#] )?(?:sudo )?(?:bin/)?)(cleave(?: [^\n]*)?)|` + "`" + `(?:sudo )?(?:bin/)?(cleave [a-z][^` + "`" + `\n]*)` + "`")
-
 // TestDocsNameCommandsThatThereAre: each command line in the docs is one that cleave understands: its commands, flags and values.
 func TestDocsNameCommandsThatThereAre(t *testing.T) {
 	t.Parallel()
 	found := 0
-	for _, page := range docPages(t) {
+	pages, err := documented.Pages("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range pages {
 		text, err := os.ReadFile(page)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, line := range commandLines(string(text)) {
+		for _, line := range documented.Lines(string(text)) {
 			found++
 			if err := understood(line); err != nil {
 				t.Errorf("%s: %q: %v", strings.TrimPrefix(page, "../../"), line, err)
@@ -135,45 +137,6 @@ func TestDocsNameCommandsThatThereAre(t *testing.T) {
 			t.Errorf("%q is taken for one that there is", wrong)
 		}
 	}
-}
-
-// afterIt begins what follows a command on its line.
-var afterIt = regexp.MustCompile(` (#|\||>|&&|;)|;`)
-
-// docPages are those that people read.
-func docPages(t *testing.T) (out []string) {
-	t.Helper()
-	out = []string{"../../README.md", "../../CONTRIBUTING.md"}
-	err := filepath.WalkDir(docs, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() && filepath.Ext(path) == ".md" && d.Name() != "cli.md" {
-			out = append(out, path)
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-// commandLines gives what is typed in blocks of code, and what stands in code within a sentence.
-func commandLines(text string) (out []string) {
-	inCode := false
-	for line := range strings.Lines(text) {
-		if strings.HasPrefix(strings.TrimSpace(line), "```") {
-			inCode = !inCode
-			continue
-		}
-		for _, m := range aCommand.FindAllStringSubmatch(line, -1) {
-			switch {
-			case inCode && m[1] != "":
-				out = append(out, strings.TrimSpace(afterIt.Split(m[1], 2)[0]))
-			case !inCode && m[2] != "":
-				out = append(out, m[2])
-			}
-		}
-	}
-	return out
 }
 
 // Placeholders stand for values: POD, NAME=VALUE, and what is optional in brackets.

@@ -13,9 +13,9 @@ const allEnv = "CLEAVE_LAB"
 
 const folder = "../../docs/lab"
 
-// few are those that are played each time: one for each kind of disk trouble that
-// comes from a pod, from a process with an open file, and from outside.
-func few() []string { return []string{"greedy-split", "deleted-open", "disk-full"} }
+// few are those that are played each time, besides some with a kubelet: for trouble
+// from a process with an open file, and from outside of pods.
+func few() []string { return []string{"deleted-open", "disk-full"} }
 
 // onXFS are those that are played on xfs too: each layout, and each kind of fault.
 func onXFS() []string {

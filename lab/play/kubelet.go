@@ -14,9 +14,16 @@ import (
 // byKubelet says of an event that a real kubelet did it.
 const byKubelet = "kubelet"
 
-// evictedByKubelet says whether a kubelet has evicted a pod: it stays, and has failed.
-func evictedByKubelet(p *corev1.Pod) bool {
-	return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "Evicted"
+// evictedByKubelet says whether a kubelet has evicted a pod, and why: it stays, and has this condition. Only one whose containers
+// ended with an error has also failed.
+func evictedByKubelet(p *corev1.Pod) (why string, _ bool) {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.DisruptionTarget && c.Reason == corev1.PodReasonTerminationByKubelet && c.Status == corev1.ConditionTrue {
+			why, _, _ = strings.Cut(c.Message, ". ")
+			return why, true
+		}
+	}
+	return "", false
 }
 
 // heedKubelet keeps what a real kubelet has done so far. What can't be asked now the
@@ -46,11 +53,11 @@ func (r *run) heedKubelet(ctx context.Context) {
 	r.pressed = pressed
 	for i := range pods {
 		p := &pods[i]
-		if r.evicted[p.UID] || !evictedByKubelet(p) {
+		why, ok := evictedByKubelet(p)
+		if r.evicted[p.UID] || !ok {
 			continue
 		}
 		r.evicted[p.UID] = true
-		why, _, _ := strings.Cut(p.Status.Message, ". ")
 		r.kubelets = append(r.kubelets, sim.Event{At: at, By: byKubelet, What: sim.PodEvicted, Subject: p.Name, Detail: why})
 	}
 }

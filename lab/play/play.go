@@ -57,7 +57,11 @@ func Run(ctx context.Context, out io.Writer, file string, o Options) (err error)
 	report, err := run.play(ctx, lab, o)
 	kept := o.Keep && run.stage != nil && report != nil && ctx.Err() == nil
 	if kept {
-		err = errors.Join(err, run.stage.Node.Cleave.Start(ctx)) // it was stopped for its records
+		again := run.stage.Node.Cleave.Start(ctx) // it was stopped for its records
+		if again == nil {
+			again = run.awaitDecisions(ctx)
+		}
+		err = errors.Join(err, again)
 		about, keepErr := run.stage.Keep(ctx)
 		about.Write(out)
 		about.Hints(out)

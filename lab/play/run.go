@@ -163,7 +163,11 @@ func (r *run) pod(ctx context.Context, p *scenario.Pod) error {
 			}
 			now, err := r.stage.API.Pod(ctx, p.Namespace, p.Name)
 			gone = apierrors.IsNotFound(err) || err == nil && now.UID != made.UID
-			if err == nil && !gone && evictedByKubelet(now) {
+			evicted := false
+			if err == nil && !gone {
+				_, evicted = evictedByKubelet(now)
+			}
+			if evicted {
 				// A controller's new pod has another name, and the old one stays; here both have one.
 				r.heedKubelet(ctx)
 				if err := r.stage.API.Delete(ctx, p.Namespace, p.Name, 0); err != nil && !apierrors.IsNotFound(err) && ctx.Err() == nil {
