@@ -266,6 +266,13 @@ func TestForms(t *testing.T) {
 		{"path of a token", "kubeletTokenFile: /etc/token", "kubeletTokenFile: /etc/token"},
 		{"image by digest", "docker.io/library/busybox@sha256:abc", "docker.io/library/busybox@sha256:abc"},
 		{"socket", "unix:///run/cleave/control.sock", "unix:///run/cleave/control.sock"},
+		{"words before it", "AWS_SECRET_ACCESS_KEY=abc/def+g x", "AWS_SECRET_ACCESS_KEY=REMOVED x"},
+		{"access key in JSON", `{"accessKey":"abc"}`, `{"accessKey":"REMOVED"}`},
+		{"registry's credentials", `{"auths":{"registry.example":{"auth":"dXNlcjpwYXNz"}}}`, `{"auths":{"registry.example":{"auth":"REMOVED"}}}`},
+		{"a short one of Basic", "Authorization: Basic dTpw", "Authorization: Basic REMOVED"},
+		{"a quote in JSON", `{"password":"a\"b c","n":1}`, `{"password":"REMOVED","n":1}`},
+		{"an address that is signed", `"get https://blobs.example/x?X-Amz-Signature=abc&sig=d%2Fe\u0026x=1: 403"`, `"get https://blobs.example/x?X-Amz-Signature=REMOVED&sig=REMOVED\u0026x=1: 403"`},
+		{"a password with @", "https://user:p@ss@registry.example/x@sha256:1", "https://REMOVED@registry.example/x@sha256:1"},
 		{"words", "a bearer of news, basic rules", "a bearer of news, basic rules"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

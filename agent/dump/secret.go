@@ -19,16 +19,21 @@ const gone = "REMOVED"
 const leastSecret = 8
 
 // named is how that is called whose value is a secret, perhaps with something before.
-const named = `(?i:[a-z0-9_-]*(?:token|password|passwd|secret|client-key-data|api[_-]?key))`
+const named = `(?i:[a-z0-9_-]*(?:token|password|passwd|secret|client-key-data|(?:api|access|private)[_-]?key|[_-]auth|\bauth))`
 
-// forms are secrets by their looks. The group stays. Nothing that goes has a quote, and behind a quoted name it stood in quotes, so
+// forms are secrets by their looks. The group stays. Nothing that goes has a quote that is not escaped, and behind a quoted name it stood in quotes, so
 // that JSON stays JSON.
 var forms = []*regexp.Regexp{
 	regexp.MustCompile(`()eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*`), // a JSON web token, which service accounts have
 	regexp.MustCompile(`((?i:\b(?:bearer|basic)) +)[A-Za-z0-9._~+/=-]{16,}`),
+	regexp.MustCompile(`((?i:\bauthorization\\?["']?\s*[:=]\s*\\?["']?(?:bearer|basic)) +)[A-Za-z0-9._~+/=-]+`),
+	regexp.MustCompile(`("` + named + `"\s*[:=]\s*")(?:[^"\\]|\\.)+`),
 	regexp.MustCompile(`(["']` + named + `\\?["']\s*[:=]\s*\\?["'])[^"'\\]+`),
 	regexp.MustCompile(`(\b` + named + `\s*[:=]\s*(?:\\?["'])?)[^\s"'\\,;&<>{}\[\]]+`),
-	regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/"'@\\]+@`),
+	// Up to the last @ of what may have a password: behind the host there is a slash.
+	regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*://)[^\s/"'\\]+@`),
+	// Addresses that are signed, as registries redirect to; JSON may write & as \u0026.
+	regexp.MustCompile(`((?:[?&]|\\u0026)(?i:(?:x-(?:amz|goog)-)?(?:signature|credential)|sig)=)[^\s"'\\&]+`),
 	regexp.MustCompile(`()-----BEGIN [A-Z ]*PRIVATE KEY-----[^-"]*(?:-----END [A-Z ]*PRIVATE KEY-----)?`),
 }
 
