@@ -21,8 +21,8 @@ const leastSecret = 8
 // named is how that is called whose value is a secret, perhaps with something before.
 const named = `(?i:[a-z0-9_-]*(?:token|password|passwd|secret|client-key-data|(?:api|access|private)[_-]?key|[_-]auth|\bauth))`
 
-// forms are secrets by their looks. The group stays. Nothing that goes has a quote that is not escaped, and behind a quoted name it stood in quotes, so
-// that JSON stays JSON.
+// forms are secrets by their looks. The group stays. Nothing that goes has a quote that is not escaped, and behind a quoted name it
+// stood in quotes, so that JSON stays JSON.
 var forms = []*regexp.Regexp{
 	regexp.MustCompile(`()eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*`), // a JSON web token, which service accounts have
 	regexp.MustCompile(`((?i:\b(?:bearer|basic)) +)[A-Za-z0-9._~+/=-]{16,}`),
