@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -272,6 +273,36 @@ func Kept(o Options) ([]string, error) {
 	return dirs, nil
 }
 
+// Left lists the folders of runs that are not kept: those that somebody has, a live run or its janitor at work, and those that
+// nobody has and that could not be cleaned.
+func Left(ctx context.Context, o Options) (had, stale []string, err error) {
+	base, err := o.base()
+	if err != nil {
+		return nil, nil, err
+	}
+	baseLock, err := flock.Take(ctx, filepath.Join(base, lockFile), nil) // nobody begins meanwhile
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, baseLock.Close()) }()
+	claims, err := claimStale(base)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, c := range claims {
+		stale = append(stale, c.dir)
+		err = errors.Join(err, c.lock.Close())
+	}
+	entries, readErr := os.ReadDir(base)
+	for _, e := range entries {
+		dir := filepath.Join(base, e.Name())
+		if _, kept := os.Lstat(filepath.Join(dir, keepFile)); kept != nil && isRun(e) && !slices.Contains(stale, dir) {
+			had = append(had, dir)
+		}
+	}
+	return had, stale, errors.Join(err, readErr)
+}
+
 // Clean ends and removes a kept run.
 func Clean(ctx context.Context, dir string) (err error) {
 	if _, err := os.Stat(filepath.Join(dir, keepFile)); err != nil {
@@ -312,7 +343,7 @@ func claimStale(base string) ([]claim, error) {
 	var claims []claim
 	for _, e := range entries {
 		dir := filepath.Join(base, e.Name())
-		if id, err := hex.DecodeString(e.Name()); err != nil || len(id) != 4 || !e.IsDir() {
+		if !isRun(e) {
 			continue
 		}
 		if _, err := os.Lstat(filepath.Join(dir, keepFile)); err == nil {
@@ -329,6 +360,12 @@ func claimStale(base string) ([]claim, error) {
 		claims = append(claims, claim{dir, lock})
 	}
 	return claims, nil
+}
+
+// isRun says by its name whether a folder is a run's.
+func isRun(e os.DirEntry) bool {
+	id, err := hex.DecodeString(e.Name())
+	return err == nil && len(id) == 4 && e.IsDir()
 }
 
 // openLock opens a run's lock. A run without one is being removed by its janitor, which would stumble over a new file in

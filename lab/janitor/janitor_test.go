@@ -198,6 +198,34 @@ func TestARunLeavesOthersAlone(t *testing.T) {
 	}
 }
 
+// TestLeft: a live run is told apart from one that nobody has any more, and a kept one is neither.
+func TestLeft(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	o := janitor.Options{Base: t.TempDir()}
+	live, err := janitor.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := filepath.Dir(live.Dir())
+	for _, name := range []string{"0000dead/lock", "0000beef/lock", "0000beef/keep", "other/lock"} {
+		file := filepath.Join(base, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	had, stale, err := janitor.Left(t.Context(), o)
+	if err != nil || len(had) != 1 || had[0] != live.Dir() || len(stale) != 1 || stale[0] != filepath.Join(base, "0000dead") {
+		t.Errorf("somebody has %v, nobody %v, %v", had, stale, err)
+	}
+	if err := live.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if had, _, err := janitor.Left(t.Context(), o); err != nil || len(had) > 0 {
+		t.Errorf("after its end somebody has %v, %v", had, err)
+	}
+}
+
 func TestKeepAndClean(t *testing.T) {
 	t.Parallel()
 	need.Loop(t)

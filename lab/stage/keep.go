@@ -203,12 +203,28 @@ func down(ctx context.Context, log io.Writer) ([]string, error) {
 		}
 		gone = append(gone, a.Dir)
 	}
+	_, dead, err := janitor.Left(ctx, janitor.Options{})
+	if err != nil {
+		return gone, errors.Join(append(errs, err)...)
+	}
 	// A run's start cleans what dead ones have left; it is closed at once.
 	run, err := janitor.Start(ctx, janitor.Options{Log: log})
 	if err != nil {
 		return gone, errors.Join(append(errs, err)...)
 	}
-	return gone, errors.Join(append(errs, run.Close(ctx))...)
+	errs = append(errs, run.Close(ctx))
+	for _, dir := range dead {
+		if _, err := os.Lstat(dir); err == nil {
+			errs = append(errs, fmt.Errorf("something of an earlier lab is left in %s: remove what resists, and try again", dir))
+		}
+	}
+	had, _, err := janitor.Left(ctx, janitor.Options{})
+	for _, dir := range had {
+		if !slices.Contains(dead, dir) {
+			fmt.Fprintf(log, "left alone: %s is being made, played or tested with, or its janitor is still cleaning\n", dir)
+		}
+	}
+	return gone, errors.Join(append(errs, err)...)
 }
 
 // ErrNone says that no lab is up.
