@@ -281,7 +281,7 @@ func (a *agent) serve(ctx context.Context, inherited *handover.Inheritance) erro
 		parts.Go(func() error { a.images.run(work); return nil })
 	}
 	if a.observer != nil && a.cfg.Metrics.Address != "" {
-		parts.Go(func() error { serveMetrics(work, a.cfg.Metrics.Address, a.metrics, a.log); return nil })
+		parts.Go(func() error { return serveMetrics(work, a.cfg.Metrics.Address, a.values, a.log) })
 	}
 	if a.control != nil {
 		server := controlServer(answers{status: a.status, usage: a.observer.usage, handOver: a.wishHandover, metrics: a.metrics, largest: newLargest(a.observer).find, decisions: a.decisions})

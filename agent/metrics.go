@@ -221,8 +221,13 @@ func surveyValues(p *picture, e index.Entries, now time.Time) *web.Survey {
 const metricsRetry = time.Second
 
 // serveMetrics serves metrics on the network until ctx ends. That it can't is told and no reason for anything else to end; as long as
-// another process has the address, such as the one before this one, it is tried again.
-func serveMetrics(ctx context.Context, address string, handler http.Handler, log *zap.Logger) {
+// another process has the address, such as the one before this one, it is tried again. It has a handler of its own: whoever connects
+// there and does not read takes no turn from the control socket, which is root's.
+func serveMetrics(ctx context.Context, address string, values func() web.Values, log *zap.Logger) error {
+	handler, err := web.Metrics(values)
+	if err != nil {
+		return err
+	}
 	said := ""
 	for ctx.Err() == nil {
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
@@ -237,9 +242,10 @@ func serveMetrics(ctx context.Context, address string, handler http.Handler, log
 			log.Warn("metrics are not served on the network; it is tried again", zap.String("address", address), zap.Error(err))
 		}
 		if !sleep(ctx, metricsRetry, nil) {
-			return
+			return nil
 		}
 	}
+	return nil
 }
 
 func serveMetricsOn(ctx context.Context, l net.Listener, handler http.Handler) error {

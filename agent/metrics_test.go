@@ -251,13 +251,9 @@ func TestMetricsOnTheNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := before.Addr().String()
-	handler, err := web.Metrics(node500())
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() { defer close(ended); serveMetrics(ctx, address, handler, zap.NewNop()) }()
+	ended := make(chan error, 1)
+	go func() { ended <- serveMetrics(ctx, address, node500(), zap.NewNop()) }()
 	if err := before.Close(); err != nil { // as the process before lets go of it
 		t.Fatal(err)
 	}
@@ -280,5 +276,7 @@ func TestMetricsOnTheNetwork(t *testing.T) {
 		}
 	}
 	cancel()
-	<-ended
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
