@@ -69,12 +69,12 @@ type stream struct {
 func (s *stream) run(ctx context.Context) error {
 	began := time.Now()
 	if s.spec.AtOnceBytes > 0 {
-		if err := s.retry(ctx, func() error { return s.write(s.spec.AtOnceBytes - s.bytes) }); err != nil {
+		if err := s.retry(ctx, func() error { return s.write(ctx, s.spec.AtOnceBytes-s.bytes) }); err != nil {
 			return err
 		}
 	}
 	if s.spec.AtOnceInodes > 0 {
-		if err := s.retry(ctx, func() error { return s.flood(s.spec.AtOnceInodes - s.inodes) }); err != nil {
+		if err := s.retry(ctx, func() error { return s.flood(ctx, s.spec.AtOnceInodes-s.inodes) }); err != nil {
 			return err
 		}
 	}
@@ -96,10 +96,10 @@ func (s *stream) run(ctx context.Context) error {
 		wantInodes := atOnceInodes + int64(due*float64(s.spec.InodesPerSecond)) - s.inodes - lostInodes
 		var err error
 		if wantBytes > 0 {
-			err = s.write(wantBytes)
+			err = s.write(ctx, wantBytes)
 		}
 		if wantInodes > 0 && err == nil {
-			err = s.flood(wantInodes)
+			err = s.flood(ctx, wantInodes)
 		}
 		switch {
 		case errors.Is(err, syscall.ENOSPC):
@@ -156,8 +156,8 @@ func (s *stream) retry(ctx context.Context, do func() error) error {
 	}
 }
 
-// write appends bytes to the stream's one file, or its log.
-func (s *stream) write(bytes int64) error {
+// write appends bytes to the stream's one file, or its log, until ctx ends.
+func (s *stream) write(ctx context.Context, bytes int64) error {
 	if s.file == nil && s.spec.To != scenario.ToLog {
 		file, err := os.OpenFile(filepath.Join(s.dir, "data"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 		if err != nil {
@@ -171,6 +171,9 @@ func (s *stream) write(bytes int64) error {
 		to, text = os.Stdout, lines()
 	}
 	for bytes > 0 {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		n, err := to.Write(text[:min(bytes, int64(len(text)))])
 		s.bytes, bytes = s.bytes+int64(n), bytes-int64(n)
 		if err != nil {
@@ -180,9 +183,12 @@ func (s *stream) write(bytes int64) error {
 	return nil
 }
 
-// flood makes empty files.
-func (s *stream) flood(files int64) error {
+// flood makes empty files, until ctx ends.
+func (s *stream) flood(ctx context.Context, files int64) error {
 	for range files {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		folder := filepath.Join(s.dir, fmt.Sprintf("files-%d", s.inodes/filesPerFolder))
 		if s.inodes%filesPerFolder == 0 {
 			if err := os.MkdirAll(folder, 0o755); err != nil {

@@ -146,3 +146,24 @@ func TestLines(t *testing.T) {
 		}
 	}
 }
+
+// TestEndOfWhatIsEndless: what would take years ends with its context, as SIGTERM to its container or the end of the scene.
+func TestEndOfWhatIsEndless(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name string
+		w    scenario.Write
+	}{
+		{"bytes", scenario.Write{To: scenario.ToLayer, AtOnceBytes: 1 << 50}},
+		{"files", scenario.Write{To: scenario.ToLayer, AtOnceInodes: 1 << 50}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := Run(ctx, tc.w, t.TempDir(), "x", func(time.Duration) {}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
