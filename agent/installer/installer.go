@@ -91,6 +91,9 @@ func (i *Installer) installer() install.Installer {
 
 // Plan says what an install does. It changes nothing.
 func (i *Installer) Plan(ctx context.Context, o Options) (install.Plan, error) {
+	if err := i.installer().Ready(); err != nil {
+		return install.Plan{}, err
+	}
 	if installed, err := i.installer().Installed(); err != nil || installed != nil {
 		if err == nil {
 			err = fmt.Errorf("%w: to change something, uninstall it first, or change %s and reload cleave.service", install.ErrInstalled, o.ConfigPath)
@@ -285,6 +288,9 @@ func orNothing(found bool, err error) error {
 // UninstallPlan says what an uninstall does. It refuses while any container uses
 // the split snapshotter. It changes nothing.
 func (i *Installer) UninstallPlan(ctx context.Context) (install.Plan, error) {
+	if err := i.installer().Ready(); err != nil {
+		return install.Plan{}, err // before containerd is asked, which may not answer then
+	}
 	inUse, err := i.inUse(ctx)
 	if err != nil {
 		return install.Plan{}, err

@@ -39,6 +39,17 @@ func (i Installer) Installed() (*transaction.Record, error) {
 	return transaction.ReadRecord(i.Place, recordName)
 }
 
+// Ready is why nothing can be planned now: an earlier install or uninstall was broken
+// off ([transaction.ErrUnfinished], with what to do), or one is under way
+// ([transaction.ErrBusy]).
+func (i Installer) Ready() error {
+	kind, err := transaction.Unfinished(i.Place)
+	if err == nil && kind != "" {
+		err = fmt.Errorf("%s: %w", kind, transaction.ErrUnfinished)
+	}
+	return explain(err)
+}
+
 // Run carries out a plan of [Make] or [Installer.Undo]. If a step fails, all is as
 // it was before ([transaction.Failure]).
 func (i Installer) Run(ctx context.Context, p Plan) (err error) {
@@ -114,11 +125,8 @@ func (i Installer) Revert(ctx context.Context) (found bool, err error) {
 // back. inUse are the containers that use the split snapshotter: with any it is
 // refused.
 func (i Installer) Undo(inUse []string) (Plan, error) {
-	switch kind, err := transaction.Unfinished(i.Place); {
-	case err != nil:
+	if err := i.Ready(); err != nil {
 		return Plan{}, err
-	case kind != "":
-		return Plan{}, explain(fmt.Errorf("%s: %w", kind, transaction.ErrUnfinished))
 	}
 	r, err := i.Installed()
 	if err != nil {

@@ -758,16 +758,16 @@ func TestRecordGoesBeforeTheJournal(t *testing.T) {
 	}
 }
 
-// TestBrokenOffIsNotUninstalled: an install that was broken off is told apart from
-// none, after which `cleave uninstall --purge` would delete what it is about to use.
-func TestBrokenOffIsNotUninstalled(t *testing.T) {
+// TestUnderWayIsNotUninstalled: an install that is under way is told apart from none,
+// after which `cleave uninstall --purge` would delete what it is about to use.
+func TestUnderWayIsNotUninstalled(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, shapes()["config file"].files)
 	asked := 0
 	n.onAction = func() {
 		asked++
 		other := &node{t: t, root: n.root}
-		if _, err := other.installer().Undo(nil); !errors.Is(err, transaction.ErrUnfinished) || errors.Is(err, install.ErrNotInstalled) {
+		if _, err := other.installer().Undo(nil); !errors.Is(err, transaction.ErrBusy) || errors.Is(err, install.ErrNotInstalled) {
 			t.Errorf("in the middle of an install: %v", err)
 		}
 	}
@@ -922,6 +922,9 @@ func TestTwoAtOnce(t *testing.T) {
 		if _, err := second.installer().Revert(t.Context()); !errors.Is(err, transaction.ErrBusy) {
 			t.Errorf("a second one that reverts ended with %v", err)
 		}
+		if err := second.installer().Ready(); !errors.Is(err, transaction.ErrBusy) {
+			t.Errorf("a second one that only looks ended with %v", err)
+		}
 	}
 	if err := n.installer().Run(t.Context(), p); err != nil || tried == 0 {
 		t.Errorf("%v, %d tries", err, tried)
@@ -945,43 +948,67 @@ func TestToldToStop(t *testing.T) {
 	n.same(before, "after it was told to stop")
 }
 
-// TestNoRoom: on a disk that is full or read-only nothing is changed and nothing
-// is started.
+// TestNoRoom: whichever disk is full or read-only, nothing is changed and nothing is
+// started.
 func TestNoRoom(t *testing.T) {
 	t.Parallel()
 	run := need.Lab(t)
-	for name, options := range map[string]struct {
-		flags uintptr
-		fill  bool
-	}{"full": {0, true}, "read-only": {syscall.MS_RDONLY, false}} {
-		t.Run(name, func(t *testing.T) {
-			s := shapes()["kubeadm instance configuration"]
-			n := newNodeAt(t, filepath.Join(run.Dir(), name), s.files)
-			etc := filepath.Join(n.root, "etc")
-			if err := syscall.Mount("tmpfs", etc, "tmpfs", 0, "size=64k"); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := syscall.Unmount(etc, 0); err != nil {
-					t.Error(err)
-				}
-			})
-			if options.fill {
-				if err := os.WriteFile(filepath.Join(etc, "fill"), make([]byte, 56<<10), 0o600); err != nil {
+	for _, where := range []string{"etc", "var/lib/kubelet", stateDir} {
+		for name, why := range map[string]error{"full": syscall.ENOSPC, "read-only": syscall.EROFS} {
+			t.Run(name+" "+where, func(t *testing.T) {
+				s := shapes()["kubeadm instance configuration"]
+				n := newNodeAt(t, filepath.Join(run.Dir(), name, where), nil)
+				disk := filepath.Join(n.root, where)
+				if err := os.MkdirAll(disk, 0o755); err != nil {
 					t.Fatal(err)
 				}
-			} else if err := syscall.Mount("", etc, "", syscall.MS_REMOUNT|options.flags, ""); err != nil {
+				if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=64k"); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := syscall.Unmount(disk, 0); err != nil {
+						t.Error(err)
+					}
+				})
+				for name, text := range s.files {
+					writeFile(t, filepath.Join(n.root, name), text)
+				}
+				if err := os.MkdirAll(filepath.Join(n.root, systemd.AdminDir), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if errors.Is(why, syscall.ENOSPC) {
+					fill(t, filepath.Join(disk, "fill"))
+				} else if err := syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""); err != nil {
+					t.Fatal(err)
+				}
+				before := n.files()
+				if err := n.installer().Run(t.Context(), n.plan()); !errors.Is(err, why) {
+					t.Errorf("it ended with %v", err)
+				}
+				n.same(before, "with no room")
+				if len(n.did) > 0 {
+					t.Errorf("it did %q", n.did)
+				}
+			})
+		}
+	}
+}
+
+// fill writes a file until no byte more has room.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // a test's own
+	for {
+		if _, err := f.Write(make([]byte, 4<<10)); err != nil {
+			if !errors.Is(err, syscall.ENOSPC) {
 				t.Fatal(err)
 			}
-			before := n.files()
-			if err := n.installer().Run(t.Context(), n.plan()); !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EROFS) {
-				t.Errorf("it ended with %v", err)
-			}
-			n.same(before, "with no room")
-			if len(n.did) > 0 {
-				t.Errorf("it did %q", n.did)
-			}
-		})
+			return
+		}
 	}
 }
 

@@ -231,8 +231,10 @@ func likeOld(f *os.File, old string) error {
 	return nil
 }
 
-// apply puts an edit into effect. It is nothing if that was done already, and
-// ErrChanged if the file is neither the old nor the new one.
+// apply puts an edit into effect, by exchanging the file with what lies beside it; so
+// the file that was there lies there then, and [Edit.Reversed] brings that very file
+// back. It is nothing if that was done already, and ErrChanged if the file is neither
+// the old nor the new one.
 func (s *store) apply(e Edit) error {
 	full, err := s.at(e.Path)
 	if err != nil {
@@ -246,9 +248,23 @@ func (s *store) apply(e Edit) error {
 	case same(now, e.After):
 		return nil
 	case !same(now, e.Before):
-		return fmt.Errorf("%s: %w", e.Path, ErrChanged)
+		return fmt.Errorf("%s: %w: it is left as it is", e.Path, ErrChanged)
 	}
 	swap := swapName(full)
+	if e.After != nil {
+		there, err := readFile(swap)
+		switch {
+		case err != nil:
+			return err
+		case there == nil:
+			// It was broken off at its very end, when that had been taken away.
+			if err := s.stage(e); err != nil {
+				return err
+			}
+		case !same(there, e.After):
+			return fmt.Errorf("%s: what it shall be is not in %s any more; the journal in %s has its bytes", e.Path, swap, s.place.Dir)
+		}
+	}
 	switch {
 	case e.After == nil:
 		err = rename(full, swap, unix.RENAME_NOREPLACE)
@@ -259,52 +275,6 @@ func (s *store) apply(e Edit) error {
 	}
 	if err != nil {
 		return fmt.Errorf("change %s: %w", e.Path, err)
-	}
-	return nil
-}
-
-// takeBack brings the old file back. One that is neither the old nor the new one
-// stays: ErrChanged.
-func (s *store) takeBack(e Edit) error {
-	full, err := s.at(e.Path)
-	if err != nil {
-		return err
-	}
-	now, err := readFile(full)
-	if err != nil {
-		return err
-	}
-	switch {
-	case same(now, e.Before):
-		return nil
-	case !same(now, e.After):
-		return fmt.Errorf("%s: %w: it is left as it is", e.Path, ErrChanged)
-	}
-	swap := swapName(full)
-	if e.Before == nil {
-		err = rename(full, swap, unix.RENAME_NOREPLACE)
-	} else {
-		// The very file that was there comes back; if it is gone, its bytes do.
-		kept, readErr := readFile(swap)
-		switch {
-		case readErr != nil:
-			return readErr
-		case kept == nil:
-			// It was broken off at its very end, when that had been taken away.
-			if err := s.stage(e.Reversed()); err != nil {
-				return err
-			}
-		case !same(kept, e.Before):
-			return fmt.Errorf("%s: what it was is not in %s any more; the journal in %s has its bytes", e.Path, swap, s.place.Dir)
-		}
-		if e.After == nil {
-			err = rename(swap, full, unix.RENAME_NOREPLACE)
-		} else {
-			err = rename(swap, full, unix.RENAME_EXCHANGE)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("bring back %s: %w", e.Path, err)
 	}
 	return nil
 }
@@ -405,11 +375,32 @@ func (s *store) mark(i int, st state) error {
 	return nil
 }
 
-// Unfinished is the kind of a transaction that was broken off or is under way, or
-// empty.
-func Unfinished(p Place) (string, error) {
+// Unfinished is the kind of a transaction that was broken off, or empty; ErrBusy if it
+// is under way.
+func Unfinished(p Place) (kind string, err error) {
 	s := store{place: p}
-	return s.unfinished()
+	if kind, err = s.unfinished(); err != nil || kind == "" {
+		return "", err
+	}
+	// Only now, because whoever begins one has to get the lock at once.
+	lock, err := os.Open(filepath.Join(p.Dir, lockName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return kind, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("open the journal's lock: %w", err)
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	err = syscall.Flock(int(lock.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
+	if errors.Is(err, syscall.EWOULDBLOCK) {
+		return "", ErrBusy
+	}
+	if err != nil {
+		return "", err
+	}
+	// It may have been finished meanwhile.
+	kind, err = s.unfinished()
+	return kind, errors.Join(err, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
 }
 
 // unfinished is the kind of a transaction that was broken off, or empty.

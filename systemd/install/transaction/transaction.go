@@ -364,7 +364,7 @@ func (t *Transaction) backward(ctx context.Context, p Performer, s Step) error {
 		}
 	}
 	if s.Edit != nil {
-		if err := t.store.takeBack(*s.Edit); err != nil {
+		if err := t.store.apply(s.Edit.Reversed()); err != nil {
 			return fmt.Errorf("take back %q: %w", s.Title, err)
 		}
 	}
