@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -344,11 +345,13 @@ func TestKubeletPods(t *testing.T) {
 		page := func(list ...string) (string, error) {
 			return `{"apiVersion":"v1","kind":"PodList","items":[` + strings.Join(list, ",") + "]}", nil
 		}
-		answer := func() (string, error) { return page(podJSON("a", "1"), podJSON("b", "")) }
-		asked := 0
+		var answer atomic.Pointer[func() (string, error)]
+		says := func(f func() (string, error)) { answer.Store(&f) }
+		says(func() (string, error) { return page(podJSON("a", "1"), podJSON("b", "")) })
+		var asked atomic.Int64
 		k, err := NewKubeletPods(KubeletPodsOptions{Every: 10 * time.Second, Ask: func(context.Context) ([]byte, error) {
-			asked++
-			text, err := answer()
+			asked.Add(1)
+			text, err := (*answer.Load())()
 			return []byte(text), err
 		}})
 		if err != nil {
@@ -366,8 +369,8 @@ func TestKubeletPods(t *testing.T) {
 		for _, broken := range []struct{ text, problem string }{
 			{"", "it does not allow it"}, {`{"kind":"PodList","items":[{"metadata":{"name":7}}]}`, "read its answer"}, {`{"kind":"Status"}`, "read its answer"}, {"<html>", "read its answer"},
 		} {
-			if answer = func() (string, error) { return broken.text, nil }; broken.text == "" {
-				answer = func() (string, error) { return "", errors.New(broken.problem) }
+			if says(func() (string, error) { return broken.text, nil }); broken.text == "" {
+				says(func() (string, error) { return "", errors.New(broken.problem) })
 			}
 			<-time.After(kubeletLongestRest)
 			synctest.Wait()
@@ -375,17 +378,17 @@ func TestKubeletPods(t *testing.T) {
 				t.Errorf("after %q is known %+v", broken.text, s)
 			}
 		}
-		before := asked
+		before := asked.Load()
 		<-time.After(10 * kubeletLongestRest)
-		if synctest.Wait(); asked-before != 10 {
-			t.Errorf("it was asked %d times while it did not answer", asked-before)
+		if synctest.Wait(); asked.Load()-before != 10 {
+			t.Errorf("it was asked %d times while it did not answer", asked.Load()-before)
 		}
-		answer = func() (string, error) { return page(podJSON("c", "3")) }
+		says(func() (string, error) { return page(podJSON("c", "3")) })
 		<-time.After(kubeletLongestRest + time.Minute)
-		before = asked
+		before = asked.Load()
 		<-time.After(time.Minute)
-		if synctest.Wait(); asked-before != 6 || !has("c 3")(k.Pods()) || k.Pods().Problem != "" {
-			t.Errorf("asked %d times in a minute, it is known %+v", asked-before, k.Pods())
+		if synctest.Wait(); asked.Load()-before != 6 || !has("c 3")(k.Pods()) || k.Pods().Problem != "" {
+			t.Errorf("asked %d times in a minute, it is known %+v", asked.Load()-before, k.Pods())
 		}
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) {
