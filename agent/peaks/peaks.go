@@ -8,7 +8,6 @@ package peaks
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -75,28 +74,14 @@ type Store struct {
 // Open reads the file in the state folder, or makes it and takes its space. A file that can't be understood is no error: peaks begin
 // anew, and Note says so.
 func Open(stateDir string) (*Store, error) {
-	f, err := slotfile.Open(filepath.Join(stateDir, FileName), slotBytes)
+	var list []Workload
+	f, note, err := slotfile.Restore(filepath.Join(stateDir, FileName), slotBytes, version, &list)
 	if err != nil {
 		return nil, fmt.Errorf("remember peaks: %w", err)
 	}
 	s := &Store{workloads: map[string]*Workload{}, file: f}
-	value, ver, err := f.Load()
-	var list []Workload
-	switch {
-	case errors.Is(err, slotfile.ErrDamaged):
-		s.note = err.Error()
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("remember peaks: %w", err), f.Close())
-	case value == nil:
-	case ver != version:
-		s.note = fmt.Sprintf("the file has version %d, this cleave knows %d", ver, version)
-	default:
-		if err := json.Unmarshal(value, &list); err != nil {
-			s.note, list = err.Error(), nil
-		}
-	}
-	if s.note != "" {
-		s.note = "the peaks of workloads are forgotten, and begin anew: " + s.note
+	if note != "" {
+		s.note, list = "the peaks of workloads are forgotten, and begin anew: "+note, nil
 	}
 	for i := range list {
 		w := &list[i]

@@ -14,9 +14,6 @@ import (
 	"testing"
 	"time"
 
-	imagesapi "github.com/containerd/containerd/api/services/images/v1"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent"
@@ -169,7 +166,9 @@ func startKilled(t *testing.T) *killedNode {
 		}
 		return err
 	})
-	k.pin(t, k.pull(t, "registry.example/killed/pinned:1"))
+	if err := k.client.Pin(ctx, k.pull(t, "registry.example/killed/pinned:1")); err != nil {
+		t.Fatal(err)
+	}
 	for _, i := range k.images(t) { // the pod's, the sandbox's and the pinned one
 		k.keep[i.GetId()] = strings.Join(i.GetRepoTags(), " ")
 	}
@@ -199,22 +198,6 @@ func (k *killedNode) pull(t *testing.T, name string) (id string) {
 		t.Fatal(err)
 	}
 	return id
-}
-
-func (k *killedNode) pin(t *testing.T, id string) {
-	t.Helper()
-	ctx := metadata.AppendToOutgoingContext(k.ctx, "containerd-namespace", "k8s.io")
-	client := imagesapi.NewImagesClient(k.client.Conn())
-	got, err := client.Get(ctx, &imagesapi.GetImageRequest{Name: id})
-	if err != nil {
-		t.Fatal(err)
-	}
-	const label = "io.cri-containerd.pinned"
-	own := got.GetImage()
-	own.Labels[label] = "pinned"
-	if _, err := client.Update(ctx, &imagesapi.UpdateImageRequest{Image: own, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels." + label}}}); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // space is what is available on the disk, in bytes, and of how many.

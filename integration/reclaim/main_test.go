@@ -15,14 +15,11 @@ import (
 	"testing"
 	"time"
 
-	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/types"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/agent/stock"
@@ -284,16 +281,7 @@ func layerOf(t testing.TB, l garbage.Layer) (v1.Layer, error) {
 
 func (n *realNode) pin(t testing.TB, id string) {
 	t.Helper()
-	ctx := metadata.AppendToOutgoingContext(bounded(t), "containerd-namespace", namespace)
-	client := imagesapi.NewImagesClient(n.client.Conn())
-	got, err := client.Get(ctx, &imagesapi.GetImageRequest{Name: id})
-	if err != nil {
-		t.Fatal(err)
-	}
-	const label = "io.cri-containerd.pinned"
-	own := got.GetImage()
-	own.Labels[label] = "pinned"
-	if _, err := client.Update(ctx, &imagesapi.UpdateImageRequest{Image: own, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels." + label}}}); err != nil {
+	if err := n.client.Pin(bounded(t), id); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -15,10 +15,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	imagesapi "github.com/containerd/containerd/api/services/images/v1"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -65,6 +68,33 @@ func (c *Client) Pull(ctx context.Context, image string) (string, error) {
 		return "", fmt.Errorf("pull %s: %w", image, err)
 	}
 	return answer.GetImageRef(), nil
+}
+
+// namespace is containerd's for what the CRI has; pinned is the label of an image that the CRI calls pinned.
+const (
+	namespace = "k8s.io"
+	pinned    = "io.cri-containerd.pinned"
+)
+
+// Pin marks an image, by one of its names in containerd, as one that is never collected.
+func (c *Client) Pin(ctx context.Context, name string) error {
+	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	images := imagesapi.NewImagesClient(c.conn)
+	got, err := images.Get(ctx, &imagesapi.GetImageRequest{Name: name})
+	if err != nil {
+		return fmt.Errorf("pin %s: %w", name, err)
+	}
+	own := got.GetImage()
+	if own.Labels == nil {
+		own.Labels = map[string]string{}
+	}
+	own.Labels[pinned] = "pinned"
+	if _, err := images.Update(ctx, &imagesapi.UpdateImageRequest{Image: own, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels." + pinned}}}); err != nil {
+		return fmt.Errorf("pin %s: %w", name, err)
+	}
+	return nil
 }
 
 // Spec says what pod to run.

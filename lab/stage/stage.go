@@ -21,9 +21,6 @@ import (
 	"syscall"
 	"time"
 
-	imagesapi "github.com/containerd/containerd/api/services/images/v1"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/types/known/fieldmaskpb"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/cleave-cri/cleave/config"
@@ -273,30 +270,9 @@ func (s *Stage) image(ctx context.Context, spec *scenario.Image) error {
 		s.Images[spec.Name] = id
 	}
 	if err == nil && spec.Pinned {
-		err = pin(ctx, client, id)
+		err = client.Pin(ctx, id)
 	}
 	return errors.Join(err, client.Close())
-}
-
-// pin sets the label by which containerd's CRI tells that an image is pinned.
-func pin(ctx context.Context, client *pod.Client, id string) error {
-	const label = "io.cri-containerd.pinned"
-	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", "k8s.io")
-	images := imagesapi.NewImagesClient(client.Conn())
-	got, err := images.Get(ctx, &imagesapi.GetImageRequest{Name: id})
-	if err != nil {
-		return fmt.Errorf("pin image %s: %w", id, err)
-	}
-	own := got.GetImage()
-	if own.Labels == nil {
-		own.Labels = map[string]string{}
-	}
-	own.Labels[label] = "pinned"
-	_, err = images.Update(ctx, &imagesapi.UpdateImageRequest{Image: own, UpdateMask: &fieldmaskpb.FieldMask{Paths: []string{"labels." + label}}})
-	if err != nil {
-		return fmt.Errorf("pin image %s: %w", id, err)
-	}
-	return nil
 }
 
 // known is for how long images are known that were never used.

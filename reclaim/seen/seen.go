@@ -13,7 +13,6 @@ package seen
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -67,28 +66,14 @@ type image struct {
 // file that can't be understood is no error: all images are seen for the first
 // time then, so that none goes early, and Note says so.
 func Open(stateDir string) (*Store, error) {
-	f, err := slotfile.Open(filepath.Join(stateDir, FileName), slotBytes)
-	if err != nil {
+	s := &Store{images: garbage.Images{}}
+	var note string
+	var err error
+	if s.file, note, err = slotfile.Restore(filepath.Join(stateDir, FileName), slotBytes, version, &s.kept); err != nil {
 		return nil, fmt.Errorf("remember images: %w", err)
 	}
-	s := &Store{images: garbage.Images{}, file: f}
-	value, ver, err := f.Load()
-	switch {
-	case errors.Is(err, slotfile.ErrDamaged):
-		s.note = err.Error()
-	case err != nil:
-		return nil, errors.Join(fmt.Errorf("remember images: %w", err), f.Close())
-	case value == nil:
-		return s, nil
-	case ver != version:
-		s.note = fmt.Sprintf("the file has version %d, this cleave knows %d", ver, version)
-	default:
-		if err := json.Unmarshal(value, &s.kept); err != nil {
-			s.note, s.kept = err.Error(), kept{}
-		}
-	}
-	if s.note != "" {
-		s.note = "when images were first seen and last used is forgotten, and begins anew: " + s.note
+	if note != "" {
+		s.note, s.kept = "when images were first seen and last used is forgotten, and begins anew: "+note, kept{}
 		return s, nil
 	}
 	now := time.Now()

@@ -8,6 +8,7 @@ package slotfile
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -79,6 +80,31 @@ func Open(path string, slotBytes int64) (_ *File, err error) {
 		return nil, fmt.Errorf("make state %s: %w", path, err)
 	}
 	return &File{file: f, slotBytes: slotBytes, newest: 1}, nil
+}
+
+// Restore opens a file as Open does and decodes its value, which is JSON, into a
+// value. What can't be understood is no error: note says what is lost then, and
+// into may have been changed.
+func Restore(path string, slotBytes int64, version uint32, into any) (_ *File, note string, err error) {
+	f, err := Open(path, slotBytes)
+	if err != nil {
+		return nil, "", err
+	}
+	value, ver, err := f.Load()
+	switch {
+	case errors.Is(err, ErrDamaged):
+		return f, err.Error(), nil
+	case err != nil:
+		return nil, "", errors.Join(err, f.Close())
+	case value == nil:
+		return f, "", nil
+	case ver != version:
+		return f, fmt.Sprintf("the file has version %d, this cleave knows %d", ver, version), nil
+	}
+	if err := json.Unmarshal(value, into); err != nil {
+		return f, err.Error(), nil
+	}
+	return f, "", nil
 }
 
 // Preallocate takes space for a file, so that writing to it later needs none
