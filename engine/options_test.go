@@ -71,6 +71,36 @@ func TestOptionMostUrgentFirst_GAP15_GAP14(t *testing.T) {
 	}
 }
 
+// TestElsewhere: what is short on another filesystem is decided about without the
+// one that a decision is about, and without anybody who goes.
+func TestElsewhere(t *testing.T) {
+	t.Parallel()
+	c := Config{Options: Cleave()}
+	for _, s := range []Signal{NodeFSAvailable, ImageFSAvailable} {
+		c.Thresholds = append(c.Thresholds, Threshold{Signal: s, Value: Value{Quantity: quantity(10 * gib)}})
+	}
+	before := State{Layout: &Detected{ImageApart: true}}
+	pass := func(nodefs, imagefs int64) (Input, Decision) {
+		in := Input{Now: start, Layout: before.Layout, Summary: &Summary{NodeFS: disk(nodefs), ImageFS: disk(imagefs)}}
+		_, d := c.Sync(before, in)
+		return in, d
+	}
+	in, d := pass(gib, 9*gib)
+	other, state, ok := c.Elsewhere(before, d)
+	if !ok || d.Threshold.Signal != NodeFSAvailable {
+		t.Fatalf("%s, %v", d.Threshold, ok)
+	}
+	if _, next := other.Sync(state, in); next.Threshold.Signal.disk(Dedicated) != "imagefs" || next.Victim != nil || !slices.Contains(next.Reclaim, UnusedImages) {
+		t.Errorf("elsewhere: %+v", next)
+	}
+	for name, shorts := range map[string][2]int64{"one is short": {gib, 50 * gib}, "none is": {50 * gib, 50 * gib}} {
+		_, d := pass(shorts[0], shorts[1])
+		if _, _, ok := c.Elsewhere(before, d); ok {
+			t.Errorf("%s, and there is something elsewhere", name)
+		}
+	}
+}
+
 // TestOneDiskKeepsNoOtherWaiting: nobody has anything on the disk that is most
 // urgent; the pod that fills the other one goes.
 func TestOneDiskKeepsNoOtherWaiting(t *testing.T) {
