@@ -48,6 +48,9 @@ func onNode() []typed {
 		{"cleave du web-7d4b9/main", "writable layer", 0},
 		{"cleave du POD", "writable layer", 0},
 		{"cleave du POD[/CONTAINER] [--namespace NS] [--top 10] [--inodes] [--limit 30s] [--entries-per-second 50000] [-o text|json|yaml]", "small-1", 0},
+		{"cleave explain [POD]", "small-1", 0},
+		{"cleave explain POD", "small-1", 0},
+		{"cleave explain shop/web-7d4b9", "small-1", 0},
 		{"cleave explain " + records, "default/greedy goes", 0},
 		{"cleave explain " + records + " --pod web-7d4b9", "small-1", 0},
 		{"cleave explain FILE [--pod NAME]", "small-1", 0},
@@ -73,7 +76,7 @@ func onNode() []typed {
 // stand are what stands for something in the documentation, and what it is here.
 var stand = strings.NewReplacer("[/CONTAINER]", "/app", "[--namespace NS]", "--namespace default", "[-o text|json|yaml]", "-o yaml",
 	"[--pod NAME]", "--pod small-1", "[", "", "]", "",
-	"web-7d4b9/main", "small-1/app", "web-7d4b9", "small-1", "--namespace shop", "--namespace default",
+	"shop/web-7d4b9", "default/small-1", "web-7d4b9/main", "small-1/app", "web-7d4b9", "small-1", "--namespace shop", "--namespace default",
 	"POD", "small-1", "FILE", "/var/lib/cleave/flight.rec")
 
 // elsewhere are those that another test runs, as what its file has in it.
@@ -169,7 +172,7 @@ func TestDocumentedCommands(t *testing.T) {
 
 	l := newLab(t)
 	need.Tools(t, "unshare")
-	if out, code := l.run(t, "run", "--keep", filepath.Join(folder, "greedy-split.yaml")); code != 0 {
+	if out, code := l.run(t, "run", "--keep", "--against-sim", filepath.Join(folder, "greedy-split.yaml")); code != 0 || !strings.Contains(out, "as expected, and as in the simulator") {
 		t.Fatalf("exit code %d:\n%s", code, out)
 	}
 	scratch := t.TempDir()

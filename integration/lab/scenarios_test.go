@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cleave-cri/cleave/lab/enclave"
 )
 
 // allEnv has all scenarios played: all of them on ext4, half of them on xfs.
@@ -13,8 +15,8 @@ const allEnv = "CLEAVE_LAB"
 
 const folder = "../../docs/lab"
 
-// few are those that are played each time, besides some with a kubelet: for trouble
-// from a process with an open file, and from outside of pods.
+// few are those that are played each time, besides the one of TestDocumentedCommands:
+// for trouble from a process with an open file, and from outside of pods.
 func few() []string { return []string{"deleted-open", "disk-full"} }
 
 // onXFS are those that are played on xfs too: each layout, and each kind of fault.
@@ -28,27 +30,25 @@ func onXFS() []string {
 // layout split in mode crio, and some others. Not rotation, where the disk is to go
 // below the kubelet's own threshold, and not root-unmounted, where a kubelet measures
 // the machine's disk, whatever cleave says, and evicts if that is short.
-func withKubelet() []struct {
-	name   string
-	args   []string
-	always bool
-} {
+func withKubelet() []played {
 	crio := []string{"--mode", "crio"}
-	return []struct {
-		name   string
-		args   []string
-		always bool
-	}{
-		{"demo", crio, false},
-		{"disk-full", crio, false},
-		{"greedy-split", crio, true},
-		{"host-process", crio, false},
-		{"kubelet-evicts", crio, false},
-		{"kubelet-evicts", append(crio[:2:2], "--profile", "kubelet"), false},
-		{"snapshotter-killed", crio, false},
-		{"greedy-single", nil, false},
-		{"volumes", crio, false},
+	return []played{
+		{"demo", crio},
+		{"disk-full", crio},
+		{"greedy-split", crio},
+		{"host-process", crio},
+		{"kubelet-evicts", crio},
+		{"kubelet-evicts", append(crio[:2:2], "--profile", "kubelet")},
+		{"snapshotter-killed", crio},
+		{"greedy-single", nil},
+		{"volumes", crio},
 	}
+}
+
+// played is a scenario and with what it is played.
+type played struct {
+	name string
+	args []string
 }
 
 // TestScenarios plays shipped scenarios on real nodes. Each comes out as it expects,
@@ -69,13 +69,18 @@ func TestScenarios(t *testing.T) {
 	}
 	all := os.Getenv(allEnv) == "all"
 	for _, played := range withKubelet() {
-		if !all && !played.always {
-			continue
+		if !all {
+			continue // integration/crio has kubelets at that time
 		}
 		t.Run(strings.Join(append([]string{played.name, "with a kubelet"}, played.args...), " "), func(t *testing.T) {
 			t.Parallel()
 			l := newLab(t)
 			l.addKubelet(t)
+			alone, err := enclave.Alone(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer alone.Close() //nolint:errcheck // only a lock
 			args := append([]string{"run", "--against-sim", "--kubelet"}, played.args...)
 			out, code := l.run(t, append(args, filepath.Join(folder, played.name+".yaml"))...)
 			if code != 0 || !strings.Contains(out, "as expected, and as in the simulator") {
