@@ -26,7 +26,7 @@ endif
 
 .PHONY: help
 help: ## List the targets
-	@echo "cleave: what make can do (root and a Debian machine with Go are enough; the rest is fetched or built)"
+	@echo "cleave: what make can do (root and a Debian machine with Go, make and ca-certificates are enough; the rest is fetched or built)"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS=$$'\t' read -r name what; do printf '  %-18s %s\n' "$$name" "$$what"; done
 
 .PHONY: build
