@@ -226,7 +226,7 @@ test-guest: deps ## Nodes in a Linux of their own: systemd, cgroup v2, cleave an
 	@$(TOOLCHAIN) get $(PEERS) etcd kube-apiserver kubelet >/dev/null
 	@echo "test-guest: boots guests in qemu, each some 15 seconds; their root is made and cached the first time, half a minute"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 150m -count=1 -skip '^Test(Quota|QuotaNode|CRIO|Systemd)$$' ./integration/guest
+	@CLEAVE_GUEST=1 $(call gotestsum,guest,standard-verbose) -timeout 150m -count=1 -skip '^Test(Quota|QuotaNode|CRIO|Systemd|Install)$$' ./integration/guest
 
 .PHONY: test-guest-crio
 test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, eviction by the real kubelet (root; qemu; 8 minutes)
@@ -237,19 +237,22 @@ test-guest-crio: deps ## Mode crio there: what the kubelet sees, limits, evictio
 	@mkdir -p $(RESULTS)
 	@CLEAVE_GUEST=1 $(call gotestsum,guest-crio,standard-verbose) -timeout 75m -count=1 -run '^TestCRIO$$' ./integration/guest
 
+# Which courses: Systemd is about units and package, Install about a kubelet and containerd that had no cleave.
+COURSES ?= Systemd|Install
+
 .PHONY: test-systemd-vm
-test-systemd-vm: deps ## cleave's units and package under a real systemd: install, upgrade, watchdog, crash loop, no memory, uninstall (root; qemu; 8 minutes)
+test-systemd-vm: deps ## cleave under a real systemd: install with a real kubelet, upgrade, watchdog, crash loop, no memory, uninstall (root; qemu; 12 minutes)
 	@$(TOOLCHAIN) deps guest
-	@$(TOOLCHAIN) get $(PEERS) >/dev/null
+	@$(TOOLCHAIN) get $(PEERS) kubelet >/dev/null
 	@echo "test-systemd-vm: two versions of the package"
 	@rm -rf dist/guest; mkdir -p dist/guest
 	@for n in 1 2; do \
 	  $(MAKE) packages ARCHITECTURES="$$(go env GOARCH)" KINDS=deb VERSION="guest-$$n" PACKAGE_VERSION="0.0.$$n" >/dev/null; \
 	  mv dist/packages/*.deb "dist/guest/$$n.deb"; \
 	done
-	@echo "test-systemd-vm: boots a guest in qemu; its root is made and cached the first time, half a minute"
+	@echo "test-systemd-vm: boots two guests in qemu, one after the other; their root is made and cached the first time, half a minute"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_GUEST=1 CLEAVE_GUEST_PACKAGES="$(CURDIR)/dist/guest" $(call gotestsum,systemd-vm,standard-verbose) -timeout 60m -count=1 -run '^TestSystemd$$' ./integration/guest
+	@CLEAVE_GUEST=1 CLEAVE_GUEST_PACKAGES="$(CURDIR)/dist/guest" $(call gotestsum,systemd-vm,standard-verbose) -timeout 60m -count=1 -run '^Test($(COURSES))$$' ./integration/guest
 
 .PHONY: test-quota-vm
 test-quota-vm: deps ## Project quota and hard limits on ext4 and xfs, in guests whose kernel has them, with containerd too (root; qemu; 8 minutes)

@@ -51,6 +51,21 @@ func TestSystemd(t *testing.T) {
 	course(t, run, system, "TestSystemd", o)
 }
 
+// TestInstall runs the one of `cleave install` on a node that had none: a kubelet that runs is told cleave's socket, containerd the
+// split snapshotter, and all is taken back, the snapshotter's roots too.
+func TestInstall(t *testing.T) {
+	run, system := lab(t)
+	peers, err := bin.Get(t.Context(), t.Output(), "kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := guestnode.Options{Plain: true, Command: guestnode.StartKubelet + "\nexport CLEAVE_INSIDE_PLAIN=1"}
+	if err := guestnode.AddKubelet(&o, peers[0]); err != nil {
+		t.Fatal(err)
+	}
+	course(t, run, system, "TestInstall", o)
+}
+
 // TestCRIO runs the one in mode crio: the kubelet takes cleave for CRI-O, sees both disks, and evicts by them.
 func TestCRIO(t *testing.T) {
 	run, system := lab(t)

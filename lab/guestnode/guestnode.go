@@ -62,6 +62,9 @@ type Options struct {
 	Files map[string]guest.File
 	// ContainersFS is the filesystem of the containers' disk, with project quota: ext4, which "" means, or xfs.
 	ContainersFS disk.FS
+	// Plain makes a node before cleave came to it: containerd alone, with its own snapshotter. cleave's program and
+	// configuration lie there, and its disks are mounted.
+	Plain bool
 	// Configure changes cleave's configuration; nil means no change.
 	Configure func(*config.Config)
 	// Command is a shell script that runs when the node is up: all units active, images imported.
@@ -84,7 +87,7 @@ func Prepare(ctx context.Context, dir string, o Options) (guest.Options, error) 
 	for name, program := range o.Programs {
 		root("usr/local/bin/"+name, guest.File{Path: program})
 	}
-	if err := addUnits(root); err != nil {
+	if err := addUnits(root, o.Plain); err != nil {
 		return guest.Options{}, err
 	}
 	cleave, err := cleaveConfig(o.Configure)
@@ -107,8 +110,12 @@ func Prepare(ctx context.Context, dir string, o Options) (guest.Options, error) 
 	if containers.FS != disk.XFS { // which has it by its mount option alone
 		containers.MkfsArgs = []string{"-O", "quota,project", "-E", "quotatype=prjquota"}
 	}
+	start := startAll
+	if o.Plain {
+		start = startPlain
+	}
 	return guest.Options{
-		Command:   setUp + "\n" + o.Command,
+		Command:   setUp + start + "\n" + o.Command,
 		Files:     files,
 		MemoryMiB: 3072, // only what is used is taken; an API server and a kubelet need more than the rest
 		Disks: []disk.Spec{
@@ -128,7 +135,11 @@ mount /dev/disk/by-id/virtio-images /mnt/images
 mount -o prjquota /dev/disk/by-id/virtio-containers /mnt/containers
 mkdir /mnt/images/cleave /mnt/containers/cleave /mnt/containers/kubelet /mnt/containers/pods
 systemctl daemon-reload
-cleave snapshotter init
+`
+
+// startAll starts what is on the node, startPlain what is on one before cleave came.
+const (
+	startAll = `cleave snapshotter init
 cleave containerd-config --write
 systemctl start cleave-snapshotter containerd cleave
 for image in images/*.tar; do
@@ -136,6 +147,13 @@ for image in images/*.tar; do
 done
 set +x
 `
+	startPlain = `systemctl start containerd
+for image in images/*.tar; do
+	ctr --namespace k8s.io images import "$image"
+done
+set +x
+`
+)
 
 // containerdConfig is what a node's operator has: the default, with the systemd driver.
 const containerdConfig = `version = 3
@@ -172,13 +190,15 @@ func cleaveConfig(change func(*config.Config)) ([]byte, error) {
 }
 
 // addUnits adds cleave's own units, as they are in packages, for the program's place in a guest, and containerd's.
-func addUnits(root func(string, guest.File)) error {
+func addUnits(root func(string, guest.File), plain bool) error {
 	own, err := systemd.Units("/usr/local/bin/cleave")
 	if err != nil {
 		return err
 	}
 	for _, f := range own {
-		root("etc/systemd/system/"+f.Name, guest.File{Content: f.Content})
+		if !plain {
+			root("etc/systemd/system/"+f.Name, guest.File{Content: f.Content})
+		}
 	}
 	return fs.WalkDir(units, "units", func(name string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {

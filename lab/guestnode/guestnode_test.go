@@ -82,6 +82,43 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
+// TestPlain: a node before cleave came has its program and its configuration, and nothing that starts it.
+func TestPlain(t *testing.T) {
+	t.Parallel()
+	if _, err := busybox.Find(); errors.Is(err, busybox.ErrMissing) {
+		need.Skip(t, "needs a static busybox: %v", err)
+	}
+	o := Options{Containerd: "/c", Shim: "/s", Ctr: "/ctr", Crictl: "/crictl", Cleave: "/cleave", Plain: true}
+	if err := AddKubelet(&o, ""); err == nil {
+		t.Error("a kubelet without a program was taken")
+	}
+	if err := AddKubelet(&o, "/k"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := Prepare(t.Context(), t.TempDir(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"usr/local/bin/cleave", "usr/local/bin/kubelet", "etc/cleave/config.yaml", "etc/systemd/system/containerd.service", "etc/systemd/system/kubelet.service"} {
+		if _, ok := got.Files["root/"+name]; !ok {
+			t.Errorf("%s is not passed in", name)
+		}
+	}
+	for name := range got.Files {
+		if strings.HasPrefix(name, "root/etc/systemd/system/cleave") {
+			t.Errorf("%s is passed in", name)
+		}
+	}
+	if strings.Contains(got.Command, "cleave snapshotter") || strings.Contains(got.Command, "start cleave") {
+		t.Errorf("it starts cleave:\n%s", got.Command)
+	}
+	for _, name := range []string{"root/etc/kubernetes/kubelet.yaml", "root/etc/crictl.yaml"} {
+		if text := string(got.Files[name].Content); !strings.Contains(text, "unix:///run/containerd/containerd.sock") {
+			t.Errorf("%s is\n%s", name, text)
+		}
+	}
+}
+
 func TestAddCRIO(t *testing.T) {
 	t.Parallel()
 	var o Options

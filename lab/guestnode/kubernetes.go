@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"embed"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -83,6 +84,43 @@ func AddKubernetes(o *Options, k Kubernetes) error {
 }
 
 // add adds a file, unless the caller has one of his own in its place.
+//
+//go:embed kubelet
+var kubelet embed.FS
+
+// ManifestsDir is where a kubelet that is alone finds its pods.
+const ManifestsDir = "/var/lib/manifests"
+
+// StartKubelet is for Options.Command.
+const StartKubelet = `mkdir -p ` + ManifestsDir + `
+systemctl start kubelet
+`
+
+// AddKubelet puts a kubelet beside containerd on a plain node, with no cluster: it runs the pods of ManifestsDir.
+func AddKubelet(o *Options, program string) error {
+	if program == "" {
+		return errors.New("put a kubelet on a node in a guest: no path of it is given")
+	}
+	o.Programs, o.Files = maps.Clone(o.Programs), maps.Clone(o.Files)
+	if o.Programs == nil {
+		o.Programs = map[string]string{}
+	}
+	if o.Files == nil {
+		o.Files = map[string]guest.File{}
+	}
+	o.Programs["kubelet"] = program
+	for name, at := range map[string]string{
+		"kubelet.service": "/etc/systemd/system/kubelet.service", "kubelet.yaml": "/etc/kubernetes/kubelet.yaml", "crictl.yaml": "/etc/crictl.yaml",
+	} {
+		content, err := kubelet.ReadFile(path.Join("kubelet", name))
+		if err != nil {
+			return err
+		}
+		add(o.Files, at, content)
+	}
+	return nil
+}
+
 func add(files map[string]guest.File, name string, content []byte) {
 	if _, ok := files[name]; !ok {
 		files[name] = guest.File{Content: content}

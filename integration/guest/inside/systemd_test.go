@@ -2,6 +2,7 @@ package inside
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -23,8 +24,11 @@ import (
 func etc(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	for _, dir := range []string{"/etc/systemd/system", "/etc/cleave", "/etc/containerd"} {
+	for _, dir := range []string{"/etc/systemd/system", "/etc/cleave", "/etc/containerd", "/etc/kubernetes"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			}
 			if err != nil || d.IsDir() {
 				return err
 			}
