@@ -83,8 +83,6 @@ func AddKubernetes(o *Options, k Kubernetes) error {
 	return nil
 }
 
-// add adds a file, unless the caller has one of his own in its place.
-//
 //go:embed kubelet
 var kubelet embed.FS
 
@@ -121,6 +119,7 @@ func AddKubelet(o *Options, program string) error {
 	return nil
 }
 
+// add adds a file, unless the caller has one of his own in its place.
 func add(files map[string]guest.File, name string, content []byte) {
 	if _, ok := files[name]; !ok {
 		files[name] = guest.File{Content: content}
