@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/cleave-cri/cleave/lab/enclave"
 )
 
 // allEnv has all scenarios played: all of them on ext4, half of them on xfs.
@@ -76,11 +74,6 @@ func TestScenarios(t *testing.T) {
 			t.Parallel()
 			l := newLab(t)
 			l.addKubelet(t)
-			alone, err := enclave.Alone(t.Context(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer alone.Close() //nolint:errcheck // only a lock
 			args := append([]string{"run", "--against-sim", "--kubelet"}, played.args...)
 			out, code := l.run(t, append(args, filepath.Join(folder, played.name+".yaml"))...)
 			if code != 0 || !strings.Contains(out, "as expected, and as in the simulator") {
