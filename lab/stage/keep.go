@@ -240,6 +240,9 @@ func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.W
 		return ErrNone
 	}
 	a := kept[0]
+	if a.Containerd == "" { // what asks for no address may reach another containerd
+		return fmt.Errorf("nothing is known any more of the lab in %s: `cleave lab down` ends it", a.Dir)
+	}
 	if len(command) == 0 {
 		shell := os.Getenv("SHELL")
 		if shell == "" {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/cleave-cri/cleave/engine"
 	"github.com/cleave-cri/cleave/engine/sim"
 	"github.com/cleave-cri/cleave/lab/disk"
+	"github.com/cleave-cri/cleave/lab/flock"
 	"github.com/cleave-cri/cleave/lab/janitor"
 	"github.com/cleave-cri/cleave/lab/scenario"
 )
@@ -139,6 +141,12 @@ func Up(ctx context.Context, out io.Writer, sizes Sizes, o Options) error {
 	if err := Ready(s, &o); err != nil {
 		return err
 	}
+	// Another that is just being made is waited for, and is then there.
+	turn, err := flock.TakeFolder(ctx, os.TempDir(), func() { fmt.Fprintln(out, "waiting for another lab that is being made") })
+	if err != nil {
+		return err
+	}
+	defer turn.Close() //nolint:errcheck // it ends with this program anyway
 	kept, err := Kept()
 	if err != nil {
 		return err
