@@ -150,7 +150,7 @@ RUNS ?= 10
 .PHONY: test-evictors
 test-evictors: deps ## KSS-24 with the kubelet's evictions and cleave's, RUNS=10 times each, fast and slow, modes crio and cri, both evictors of cleave (root; 3 hours)
 	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
-	@echo "test-evictors: a disk is filled $(RUNS) times in each of eight ways; cleave is to be first, and the innocent to stay"
+	@echo "test-evictors: a disk is filled $(RUNS) times in each of nine ways; cleave is to be first, and the innocent to stay"
 	@mkdir -p $(RESULTS)
 	@CLEAVE_CRIO=long CLEAVE_KSS24_RUNS=$(RUNS) $(call gotestsum,evictors,standard-verbose) -timeout 300m -count=1 -run '^TestKSS24_CleaveEvictsTheFiller$$' ./integration/crio
 
