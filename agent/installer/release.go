@@ -10,6 +10,7 @@ import (
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	namespacesapi "github.com/containerd/containerd/api/services/namespaces/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/errdefs"
@@ -26,6 +27,9 @@ import (
 // ours (containerd, docs/garbage-collection.md).
 const gcLabel = "containerd.io/gc.ref.snapshot." + ctdconfig.Snapshotter
 
+// leaseName is the name of the lease that is made to have garbage collected.
+const leaseName = "cleave-uninstall"
+
 // namespaceHeader is how a call names its namespace (containerd, pkg/namespaces).
 const namespaceHeader = "containerd-namespace"
 
@@ -37,6 +41,7 @@ type store struct {
 	users      containersapi.ContainersClient
 	content    contentapi.ContentClient
 	snapshots  snapshotsapi.SnapshotsClient
+	leases     leasesapi.LeasesClient
 }
 
 func (n node) store() (*store, error) {
@@ -52,6 +57,7 @@ func newStore(conn grpc.ClientConnInterface, closer io.Closer) *store {
 	return &store{
 		conn: closer, namespaces: namespacesapi.NewNamespacesClient(conn), users: containersapi.NewContainersClient(conn),
 		content: contentapi.NewContentClient(conn), snapshots: snapshotsapi.NewSnapshotsClient(conn),
+		leases: leasesapi.NewLeasesClient(conn),
 	}
 }
 
@@ -137,8 +143,24 @@ func (s *store) release(ctx context.Context) error {
 				return fmt.Errorf("remove the snapshot %s of %s: %w", info.GetName(), space, err)
 			}
 		}
+		if err := s.collect(in(ctx, space)); err != nil {
+			return fmt.Errorf("have containerd clean up after the snapshots of %s: %w", space, err)
+		}
 	}
 	return nil
+}
+
+// collect has containerd collect garbage, and waits for it. A snapshot that was removed is
+// only forgotten by containerd; the snapshotter is told by the collection, some time
+// later (core/metadata, snapshotter.Remove), and by then containerd may have been
+// restarted without it. A lease that is deleted synchronously makes it happen now.
+func (s *store) collect(ctx context.Context) error {
+	_, err := s.leases.Create(ctx, &leasesapi.CreateRequest{ID: leaseName})
+	if err := errgrpc.ToNative(err); err != nil && !errdefs.IsAlreadyExists(err) {
+		return err
+	}
+	_, err = s.leases.Delete(ctx, &leasesapi.DeleteRequest{ID: leaseName, Sync: true})
+	return errgrpc.ToNative(err)
 }
 
 func (s *store) list(ctx context.Context) ([]*snapshotsapi.Info, error) {

@@ -10,6 +10,7 @@ import (
 
 	containersapi "github.com/containerd/containerd/api/services/containers/v1"
 	contentapi "github.com/containerd/containerd/api/services/content/v1"
+	leasesapi "github.com/containerd/containerd/api/services/leases/v1"
 	namespacesapi "github.com/containerd/containerd/api/services/namespaces/v1"
 	snapshotsapi "github.com/containerd/containerd/api/services/snapshots/v1"
 	"google.golang.org/grpc"
@@ -45,7 +46,23 @@ type (
 		snapshotsapi.UnimplementedSnapshotsServer
 		f *fakeContainerd
 	}
+	fakeLeases struct {
+		leasesapi.UnimplementedLeasesServer
+		f *fakeContainerd
+	}
 )
+
+func (s fakeLeases) Create(_ context.Context, r *leasesapi.CreateRequest) (*leasesapi.CreateResponse, error) {
+	// One is left of an earlier try.
+	return nil, status.Errorf(codes.AlreadyExists, "lease %s", r.GetID())
+}
+
+func (s fakeLeases) Delete(_ context.Context, r *leasesapi.DeleteRequest) (*emptypb.Empty, error) {
+	if r.GetID() == leaseName && r.GetSync() {
+		s.f.did = append(s.f.did, "collect")
+	}
+	return &emptypb.Empty{}, nil
+}
 
 func (fakeNamespaces) List(context.Context, *namespacesapi.ListNamespacesRequest) (*namespacesapi.ListNamespacesResponse, error) {
 	return &namespacesapi.ListNamespacesResponse{Namespaces: []*namespacesapi.Namespace{{Name: "k8s.io"}}}, nil
@@ -108,6 +125,7 @@ func serveFake(t *testing.T, f *fakeContainerd) *store {
 	containersapi.RegisterContainersServer(server, fakeContainers{f: f})
 	contentapi.RegisterContentServer(server, fakeContent{f: f})
 	snapshotsapi.RegisterSnapshotsServer(server, fakeSnapshots{f: f})
+	leasesapi.RegisterLeasesServer(server, fakeLeases{f: f})
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(l) }()
 	t.Cleanup(func() {
@@ -144,7 +162,7 @@ func TestRelease(t *testing.T) {
 	if err := serveFake(t, f).release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"unlabel sha256:1 labels." + gcLabel, "remove c", "remove b", "remove d", "remove a"}
+	want := []string{"unlabel sha256:1 labels." + gcLabel, "remove c", "remove b", "remove d", "remove a", "collect"}
 	if !slices.Equal(f.did, want) {
 		t.Errorf("it did %q, want %q", f.did, want)
 	}
