@@ -62,6 +62,54 @@ func TestOptionHoldFire_GAP9(t *testing.T) {
 	}
 }
 
+// TestHoldFireUntilAccountsHaveCaughtUp_GAP9: what one pod has written in the
+// last second is nobody's yet, and then the other seems to be the larger one.
+func TestHoldFireUntilAccountsHaveCaughtUp_GAP9(t *testing.T) {
+	t.Parallel()
+	type pod struct {
+		bytes    int64
+		priority int32
+	}
+	play := func(nobodys int64, met time.Duration, pods ...pod) string {
+		n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+		n.pods, n.stats = nil, nil
+		for i, p := range pods {
+			uid := fmt.Sprintf("pod-%d", i)
+			n.pods = append(n.pods, Pod{UID: uid, Priority: &p.priority})
+			n.stats = append(n.stats, usage(uid, p.bytes))
+		}
+		var d Decision
+		for _, look := range []struct {
+			at            time.Duration
+			left, nobodys int64
+		}{{0, 30 * gib, gib}, {time.Minute, 9 * gib, gib + nobodys}, {time.Minute + met, 9 * gib, gib + nobodys}} {
+			s := Summary{NodeFS: disk(look.left), Pods: n.stats}
+			n.State, d = n.Sync(n.State, Input{
+				Now: start.Add(look.at), Layout: &n.layout, Pods: n.pods, Summary: &s,
+				Unattributed: []Unattributed{{Signal: NodeFSAvailable, Bytes: look.nobodys}},
+			})
+		}
+		return victim(d) + " " + d.NoVictim
+	}
+	for name, tc := range map[string]struct {
+		nobodys int64
+		met     time.Duration
+		pods    []pod
+		want    string
+	}{
+		"it may be the second":             {3 * gib, time.Second, []pod{{8 * gib, 0}, {6 * gib, 0}}, "nobody HoldFire"},
+		"it can't be":                      {3 * gib, time.Second, []pod{{10 * gib, 0}, {6 * gib, 0}}, "pod-0 "},
+		"accounts have caught up":          {3 * gib, 3 * time.Second, []pod{{8 * gib, 0}, {6 * gib, 0}}, "pod-0 "},
+		"priority decides, not bytes":      {3 * gib, time.Second, []pod{{8 * gib, 0}, {6 * gib, 9}}, "pod-0 "},
+		"there is no second":               {3 * gib, time.Second, []pod{{8 * gib, 0}}, "pod-0 "},
+		"nothing is nobody's but at first": {0, time.Second, []pod{{8 * gib, 0}, {6 * gib, 0}}, "pod-0 "},
+	} {
+		if got := play(tc.nobodys, tc.met, tc.pods...); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+	}
+}
+
 // storm evicts the only pod of an owner again and again, once a minute, and
 // says at which minutes it went.
 func storm(t *testing.T, o Options, owner string, minutes int, available int64) string {

@@ -38,9 +38,17 @@ type Hold struct {
 	// GrewBytes is by how much less is available, NobodysBytes what of it is
 	// nobody's.
 	GrewBytes, NobodysBytes int64
+	// Late says that the bytes that are nobody's are more than the first pod is
+	// ahead of the second, in the first moments of the pressure: accounts of who
+	// wrote what are a second behind, and they may be the second one's.
+	Late bool `json:",omitempty"`
 	// Who is on the filesystem outside all pods.
 	Who []Suspect `json:",omitempty"`
 }
+
+// accountsLate is for how long accounts may be behind what a filesystem shows:
+// three looks of the index at what is being written to.
+const accountsLate = 3 * time.Second
 
 // How much of what is nobody's is remembered: about five minutes.
 const (
@@ -104,6 +112,33 @@ func (c Config) hold(s State, in Input, t Threshold, layout Layout, seen Observa
 		return h
 	}
 	return nil
+}
+
+// late says whether the pod that would go first may be the wrong one, because
+// what was written last is nobody's yet. It is only said of pods between which
+// bytes decide, and only until accounts must have caught up.
+func late(s State, d Decision, now time.Time) bool {
+	if d.Hold == nil {
+		return false
+	}
+	met := slices.IndexFunc(s.Met, func(m MetThreshold) bool { return m.Threshold.Signal == d.Threshold.Signal })
+	if met < 0 || now.Sub(s.Met[met].Since) >= accountsLate || now.Before(s.Met[met].Since) {
+		return false
+	}
+	var first *Ranked
+	for i := range d.Ranking {
+		r := &d.Ranking[i]
+		switch {
+		case r.Critical:
+			continue
+		case first == nil:
+			first = r
+			continue
+		}
+		return first.Measured == r.Measured && first.Exceeds == r.Exceeds && first.Priority == r.Priority &&
+			d.Hold.NobodysBytes > first.Over.Value()-r.Over.Value()
+	}
+	return false
 }
 
 // inOrder is list by signal, most bytes first: which of several counts for a

@@ -194,7 +194,10 @@ func (c Config) relieve(d Decision, s State, in Input, stats podStats, seen Obse
 	d.Ranking = c.Options.rank(t.Signal, layout, in.Pods, stats)
 	d.Hold = c.hold(s, in, t, layout, seen)
 	low := c.belowFloor(t, *s.Layout, seen)
-	if d.Hold != nil && d.Hold.Holds && !low {
+	if late(s, d, in.Now) {
+		d.Hold.Late = true
+	}
+	if d.Hold != nil && (d.Hold.Holds || d.Hold.Late) && !low {
 		d.NoVictim = "HoldFire"
 		return d
 	}

@@ -165,17 +165,17 @@ func TestReplayFiles(t *testing.T) {
 	if !errors.Is(err, ErrDifferent) || !strings.Contains(err.Error(), "1 of 2 records") {
 		t.Error(err)
 	}
-	want := "record 2, engine 3, cleave: 1 differences\n  Decision.Victim.UID: recorded \"twin\", now \"greedy\"\n2 decisions made again, 1 otherwise\n"
+	want := "record 2, engine 4, cleave: 1 differences\n  Decision.Victim.UID: recorded \"twin\", now \"greedy\"\n2 decisions made again, 1 otherwise\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Error(diff)
 	}
 
 	// Another engine, and a file that is cut off.
-	if err := os.WriteFile(file, bytes.Replace(text[:len(text)-9], []byte(`"Engine":3`), []byte(`"Engine":0`), 1), 0o600); err != nil {
+	if err := os.WriteFile(file, bytes.Replace(text[:len(text)-9], []byte(`"Engine":4`), []byte(`"Engine":0`), 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out.Reset()
-	if err := Replay(&out, file); err != nil || !strings.Contains(out.String(), "is not whole and is left out") || !strings.Contains(out.String(), "1 decisions made again, 0 otherwise; 1 are of another engine than 3") {
+	if err := Replay(&out, file); err != nil || !strings.Contains(out.String(), "is not whole and is left out") || !strings.Contains(out.String(), "1 decisions made again, 0 otherwise; 1 are of another engine than 4") {
 		t.Errorf("%v, %s", err, &out)
 	}
 	out.Reset()

@@ -384,7 +384,7 @@ func (k *Keeper) pass(ctx context.Context, running *sync.WaitGroup) time.Duratio
 	switch {
 	case k.held != "" && k.surprises > retries:
 		return blindRest
-	case k.surprises > 0, k.outrun:
+	case k.surprises > 0, k.outrun, r.Decision.Hold != nil && r.Decision.Hold.Late:
 		return engine.ShortestRest
 	}
 	return setup.Config.Rest(k.state.Trend, k.state, seen, in.Now)

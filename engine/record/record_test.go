@@ -151,7 +151,7 @@ func TestWhatIsRefused(t *testing.T) {
 		{"another format", `{"Format":2,"Engine":1}` + "\n", "line 1: unknown format 2, this cleave reads 1", ErrFormat},
 		{"no format", `{"Engine":1}` + "\n", "no Format and Engine", ErrFormat},
 		{"an unknown key", strings.Replace(good, `"Decider"`, `"Who":1,"Decider"`, 1), `unknown field "Who"`, nil},
-		{"an unknown key of a later engine", `{"Format":1,"Engine":99,"Later":true}` + "\n", `engine 99 wrote "Later", which engine 3 does not know`, nil},
+		{"an unknown key of a later engine", `{"Format":1,"Engine":99,"Later":true}` + "\n", `engine 99 wrote "Later", which engine 4 does not know`, nil},
 		{"another kind of value", strings.Replace(good, `"kubelet"`, `7`, 1), "not a record", nil},
 		{"no JSON", "disk full\n", "not a record", nil},
 		{"an amount without end", `{"Format":1,"Engine":1,"Decision":{"Victim":{"Limit":"1e-100000000"}}}` + "\n", `"1e-100000000" is no amount`, nil},
