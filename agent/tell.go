@@ -277,10 +277,10 @@ func newsOf(r record.Record, evicts bool) (out []report.Event) {
 	if d.Victim != nil && !evicts {
 		why, held = fmt.Sprintf("cleave is set up not to; it would be %s/%s", d.Victim.Namespace, d.Victim.Name), true
 	}
-	if !held || r.Verdict != nil && r.Verdict.Resolved {
+	if !held || d.NoVictim == "HoldFire" && d.Hold.OnlyLate() || r.Verdict != nil && r.Verdict.Resolved {
 		return out
 	}
-	if d.Hold != nil && d.Hold.Holds {
+	if d.NoVictim == "HoldFire" && d.Hold != nil && d.Hold.Holds {
 		why += fmt.Sprintf(" (%s of %s)", page.Bytes(positive(d.Hold.NobodysBytes)), page.Bytes(positive(d.Hold.GrewBytes)))
 	}
 	for _, b := range d.Barred {
@@ -290,7 +290,7 @@ func newsOf(r record.Record, evicts bool) (out []report.Event) {
 	return append(out, report.Event{Reason: report.HeldFire, Warning: true, About: string(d.Threshold.Signal), Note: "No pod is evicted, because " + why + ". " + figures})
 }
 
-// holds are the reasons for which nobody goes, in words for people. Space that is on its way is none: that takes seconds.
+// holds are the reasons for which nobody goes, in words for people. Space that is on its way is none: that takes seconds, as late accounts do.
 var holds = map[string]string{
 	"HoldFire": "most of what grew is no pod's", "BreakStorms": "too many went lately",
 	"SYN-24": "there is no pod to rank", "SYN-28": "all pods are critical", "OnlyWhoHelps": "no pod has anything there that would come free",

@@ -286,6 +286,15 @@ func TestNewsForTheCluster(t *testing.T) {
 		{"held", func(r *record.Record) {
 			r.Decision.NoVictim, r.Decision.Hold = "HoldFire", &engine.Hold{Holds: true, GrewBytes: 4 << 30, NobodysBytes: 3 << 30}
 		}, []string{short, "DiskEvictionHeld imagefs.available: No pod is evicted, because most of what grew is no pod's (3.0Gi of 4.0Gi). "}},
+		{"accounts are late", func(r *record.Record) {
+			r.Decision.NoVictim, r.Decision.Hold = "HoldFire", &engine.Hold{Late: true, GrewBytes: 4 << 30, NobodysBytes: 1 << 30}
+		}, []string{short}},
+		{"accounts are late, and most is nobody's", func(r *record.Record) {
+			r.Decision.NoVictim, r.Decision.Hold = "HoldFire", &engine.Hold{Holds: true, Late: true, GrewBytes: 4 << 30, NobodysBytes: 3 << 30}
+		}, []string{short, "DiskEvictionHeld imagefs.available: No pod is evicted, because most of what grew is no pod's (3.0Gi of 4.0Gi). "}},
+		{"accounts are late, and it is no matter", func(r *record.Record) {
+			r.Decision.NoVictim, r.Decision.Hold = "OnlyWhoHelps", &engine.Hold{Holds: true, Late: true, GrewBytes: 4 << 30, NobodysBytes: 3 << 30}
+		}, []string{short, "DiskEvictionHeld imagefs.available: No pod is evicted, because no pod has anything there that would come free. "}},
 		{"too many went", func(r *record.Record) {
 			r.Decision.NoVictim, r.Decision.Barred = "BreakStorms", []engine.Bar{{Why: engine.OwnerPerHour, Went: 4, Until: time.Date(2026, 1, 1, 13, 0, 0, 0, time.UTC)}}
 		}, []string{short, "DiskEvictionHeld imagefs.available: No pod is evicted, because too many went lately; owner's cap: 4 went within the hour, the next may at 13:00:00. "}},

@@ -141,6 +141,10 @@ func late(s State, d Decision, now time.Time) bool {
 	return false
 }
 
+// OnlyLate says that accounts that are late are all that holds fire: in a
+// moment they will have caught up.
+func (h *Hold) OnlyLate() bool { return h != nil && h.Late && !h.Holds }
+
 // inOrder is list by signal, most bytes first: which of several counts for a
 // filesystem must not depend on the order in which somebody lists them.
 func inOrder(list []Unattributed) []Unattributed {

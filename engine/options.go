@@ -61,7 +61,9 @@ type Options struct {
 	CountImages bool
 	// HoldFire lets pods live while most of what grew on the filesystem under
 	// pressure is nobody's: a hostPath, a daemon, files that are deleted and
-	// open (GAP-9). See Config.HoldShare and Config.HoldFloor.
+	// open (GAP-9). For three seconds at most it also lets them live while what
+	// is nobody's yet is more than the first pod is ahead of the second. See
+	// Config.HoldShare and Config.HoldFloor.
 	HoldFire bool
 	// BreakStorms bounds how often pods of one owner, and pods at all, go:
 	// evicting what a controller makes anew frees nothing for long. See

@@ -347,7 +347,7 @@ func noVictim(d engine.Decision) string {
 	case "SYN-28":
 		return "none of the pods may ever go (SYN-28)"
 	case "HoldFire":
-		if h := d.Hold; h != nil && h.Late && !h.Holds {
+		if d.Hold.OnlyLate() {
 			return "what grew last may be another pod's than the first one's, and is accounted for in a moment (HoldFire)"
 		}
 		return "most of what grew belongs to no pod, and evicting would not stop it (HoldFire)"
