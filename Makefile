@@ -92,7 +92,7 @@ lab-all: deps ## Play all scenarios of docs/lab on real nodes: on ext4, half on 
 	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
 	@echo "lab-all: two nodes at a time; time is real there"
 	@mkdir -p $(RESULTS)
-	@CLEAVE_LAB=all $(call gotestsum,lab,standard-verbose) -timeout 60m -count=1 -parallel 2 -run '^TestScenarios$$/$(SCENARIOS)' ./integration/lab
+	@CLEAVE_LAB=all $(call gotestsum,lab,standard-verbose) -timeout 60m -count=1 -parallel 2 -run '^(TestScenarios|TestUpWithAKubelet)$$/$(SCENARIOS)' ./integration/lab
 
 # Both kinds of tests: gotestsum shows each package as it ends, each failure in full, and keeps every event.
 gotestsum = "$$($(TOOLCHAIN) get gotestsum)" --format $(or $(2),pkgname) --format-hide-empty-pkg --jsonfile $(RESULTS)/$(1).json -- -race

@@ -54,6 +54,53 @@ func TestUpAndDown(t *testing.T) {
 	}
 }
 
+// A node with a real kubelet is a node as any other, in namespaces of its own: its
+// kubelet took cleave for CRI-O, its API server has the node, and the machine has no
+// socket of CRI-O's.
+func TestUpWithAKubelet(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(allEnv) != "all" {
+		t.Skip("integration/crio has kubelets at that time: `make lab-all` runs it")
+	}
+	const socket = "/var/run/crio/crio.sock"
+	outside := exists(socket)
+	l := newLab(t)
+	l.addKubelet(t)
+	if out, code := l.run(t, "up", "--kubelet", "--mode", "crio", "--layout", "split", "--size", "600Mi", "--images-size", "400Mi"); code != 0 {
+		t.Fatalf("up: %d: %s", code, out)
+	}
+	out, code := l.run(t, "ls")
+	for _, want := range []string{"layout split, mode crio, a real kubelet", "containerfs"} {
+		if code != 0 || !strings.Contains(out, want) || strings.Contains(out, "has ended") {
+			t.Errorf("ls: %d: no %q in %s", code, want, out)
+		}
+	}
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, code = l.run(t, "shell", "--", "sh", "-ec", `readlink /proc/self/ns/mnt; test -S `+socket+`; cleave allocatable --control "$CLEAVE_CONTROL"; cleave status --control "$CLEAVE_CONTROL"`)
+	for _, want := range []string{"Layout: split", "node publishes "} {
+		if code != 0 || !strings.Contains(out, want) || strings.Contains(out, own) {
+			t.Errorf("shell: %d: no %q, or the machine's own namespace %s, in %s", code, want, own, out)
+		}
+	}
+	if exists(socket) != outside {
+		t.Errorf("%s came up on the machine itself", socket)
+	}
+	if out, code = l.run(t, "down"); code != 0 || !strings.Contains(out, "took down "+l.tmp) {
+		t.Errorf("down: %d: %s", code, out)
+	}
+	if left := l.left(); len(left) > 0 {
+		t.Errorf("left: %s", left)
+	}
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // Whatever ends a run, nothing is left of it.
 func TestABrokenRunLeavesNothing(t *testing.T) {
 	t.Parallel()
