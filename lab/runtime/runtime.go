@@ -21,6 +21,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -246,7 +247,10 @@ func (c *Containerd) Start(ctx context.Context) error {
 func (c *Containerd) ready(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()
-	conn, err := grpc.NewClient(c.Endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+	conn, err := grpc.NewClient(c.Endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
+		// It is asked again soon, and less often the longer it takes: one that hangs must not cost its machine a core.
+		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.3, MaxDelay: 250 * time.Millisecond}, MinConnectTimeout: time.Second,
+	}))
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
@@ -256,7 +260,6 @@ func (c *Containerd) ready(ctx context.Context) (err error) {
 	defer tick.Stop()
 	last := errors.New("it did not answer")
 	for {
-		conn.ResetConnectBackoff()
 		answer, err := client.Status(ctx, &runtimeapi.StatusRequest{})
 		if err == nil {
 			if runtimeReady(answer) {
