@@ -180,7 +180,7 @@ func (s *Stage) runtime(o *runtime.Options, disks map[string]*disk.Disk) {
 func (s *Stage) furnish(ctx context.Context, n *node.Node) error {
 	s.Node = n
 	for _, f := range s.Scenario.Filesystems {
-		if err := occupy(n.Disks[f.Name].Path(), f); err != nil {
+		if err := occupy(ctx, n.Disks[f.Name].Path(), f); err != nil {
 			return err
 		}
 	}
@@ -368,9 +368,9 @@ func (s *Stage) stopKubelet(ctx context.Context) error {
 
 // occupy takes what a filesystem has in use from the beginning, besides images. What
 // it already takes for itself is part of that.
-func occupy(path string, f scenario.Filesystem) error {
+func occupy(ctx context.Context, path string, f scenario.Filesystem) error {
 	if f.UsedInodes > 0 {
-		if err := flood(filepath.Join(path, "used"), f.UsedInodes); err != nil {
+		if err := flood(ctx, filepath.Join(path, "used"), f.UsedInodes); err != nil {
 			return fmt.Errorf("take inodes of filesystem %s: %w", f.Name, err)
 		}
 	}
@@ -388,8 +388,12 @@ func occupy(path string, f scenario.Filesystem) error {
 	return nil
 }
 
-func flood(dir string, files int64) error {
+// flood makes so many empty files below dir, until ctx ends: a disk may have millions.
+func flood(ctx context.Context, dir string, files int64) error {
 	for i := range files {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
 		folder := filepath.Join(dir, fmt.Sprint(i/1000))
 		if i%1000 == 0 {
 			if err := os.MkdirAll(folder, 0o755); err != nil {

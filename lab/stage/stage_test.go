@@ -1,7 +1,10 @@
 package stage
 
 import (
+	"context"
+	"errors"
 	"math"
+	"os"
 	"strings"
 	"testing"
 
@@ -85,5 +88,26 @@ func TestSizes(t *testing.T) {
 		if _, err := bad.Scenario(); err == nil || !strings.HasPrefix(err.Error(), "--") {
 			t.Errorf("%+v: %v", bad, err)
 		}
+	}
+}
+
+// TestTakingInodesEnds: somebody who changes his mind does not wait for millions of files.
+func TestTakingInodesEnds(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	if err := flood(t.Context(), dir, 1500); err != nil {
+		t.Fatal(err)
+	}
+	for folder, want := range map[string]int{"/0": 1000, "/1": 500} {
+		if files, err := os.ReadDir(dir + folder); err != nil || len(files) != want {
+			t.Errorf("%d files in %s, %v", len(files), folder, err)
+		}
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	empty := t.TempDir()
+	err := flood(over, empty, math.MaxInt64)
+	if files, _ := os.ReadDir(empty); !errors.Is(err, context.Canceled) || len(files) > 0 { //nolint:errcheck // it is there
+		t.Errorf("%v, %d made", err, len(files))
 	}
 }
