@@ -161,7 +161,7 @@ func (x *Containers) examine(ctx context.Context, step record.Step, item record.
 			case !picked:
 				return removal{}, fmt.Errorf("by rule %s it would stay now", item.Rule)
 			default:
-				return removal{what: "container", delete: func(ctx context.Context) error { return x.removeContainer(ctx, fresh) }}, nil
+				return removal{what: "container", late: true, delete: func(ctx context.Context) error { return x.removeContainer(ctx, fresh) }}, nil
 			}
 		}
 		return removal{}, errGone
@@ -176,7 +176,7 @@ func (x *Containers) examine(ctx context.Context, step record.Step, item record.
 			case !picked:
 				return removal{}, fmt.Errorf("by rule %s it would stay now", item.Rule)
 			default:
-				return removal{what: "sandbox", delete: func(ctx context.Context) error { return x.removeSandbox(ctx, fresh.ID) }}, nil
+				return removal{what: "sandbox", late: true, delete: func(ctx context.Context) error { return x.removeSandbox(ctx, fresh.ID) }}, nil
 			}
 		}
 		return removal{}, errGone

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -67,6 +68,39 @@ func TestT29_TheDeadGoFirst(t *testing.T) {
 		if slices.Contains(r.Calls(), "RemoveContainer "+id) {
 			t.Errorf("%s went", id)
 		}
+	}
+}
+
+// A runtime removes a layer after it has answered that the container is gone, and others write meanwhile: what comes within a second is
+// waited for, else a pod goes for bytes that are on their way. What does not come is waited for no longer than that.
+func TestT29_TheDeadLayerComesLateWhileOthersWrite(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		late, took time.Duration
+		came       bool
+	}{{700 * time.Millisecond, 0, true}, {4 * time.Second, time.Second, false}} {
+		synctest.Test(t, func(t *testing.T) {
+			w, r := fake(t)
+			w.Fates.Set(uidA, garbage.Ended)
+			dead := w.Run(t, uidA, "app", "image")
+			r.SetState(dead, runtimeapi.ContainerState_CONTAINER_EXITED)
+			r.SetCreated(dead, time.Now().Add(-time.Hour))
+			r.SetBytes(dead, gib)
+			r.Late(tc.late)
+			w.Containers.Space = eaten{r, gib / 16, time.Now()}
+			began := time.Now()
+			done, err := w.Containers.Run(t.Context(), pickDead(t, w, kubelets, map[string]int64{dead: gib}, true))
+			if err != nil || len(done.Items) == 0 {
+				t.Fatalf("%+v, %v", done.Items, err)
+			}
+			item := done.Items[0]
+			if came := *item.ActualBytes > gib/2; item.ID != dead || came != tc.came || !item.OthersWrote {
+				t.Errorf("after %s: %+v, %d came free", tc.late, item, *item.ActualBytes)
+			}
+			if took := time.Since(began); took < tc.took || took > 1500*time.Millisecond {
+				t.Errorf("after %s: it took %s", tc.late, took)
+			}
+		})
 	}
 }
 

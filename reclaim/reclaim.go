@@ -42,6 +42,9 @@ const (
 	// othersWait is how long nothing more must have come until it is not waited
 	// for while others write.
 	othersWait = 50 * time.Millisecond
+	// lateWait is the same for what a runtime frees after it has answered, as
+	// long as less than half of it has come.
+	lateWait = time.Second
 	// nearBytes is how much less than expected may come free without an
 	// explanation, or a hundredth of it if that is more: filesystems keep some
 	// blocks of their own.
@@ -87,6 +90,9 @@ type removal struct {
 	delete func(ctx context.Context) error
 	// hurry, if it is set, is called once if the space does not come at once.
 	hurry func(ctx context.Context) error
+	// late says that the space comes after delete has returned (CTD-31), and nobody can
+	// be hurried.
+	late bool
 	// release is called when it is over; may be nil.
 	release func()
 }
@@ -170,7 +176,7 @@ func (s Site) remove(ctx context.Context, item *record.Item, r removal, left *ti
 		}
 		return err
 	}
-	gain, others, err := s.settle(ctx, before, came, item.ExpectedBytes, r.hurry, left)
+	gain, others, err := s.settle(ctx, before, came, item.ExpectedBytes, r, left)
 	if err != nil {
 		item.Note = fmt.Sprintf("what came free is not known: %v", err)
 		return nil
@@ -243,9 +249,9 @@ func (s Site) watched(ctx context.Context, came *rise, do func(context.Context) 
 // settle waits until what was expected has come free, as long as there is time
 // left, and returns the most that had come at a time. While others write that may
 // never be all, and the disk may fill up meanwhile: then it waits only as long as
-// more comes. others says that they did.
-func (s Site) settle(ctx context.Context, before int64, came *rise, expected *int64, hurry func(context.Context) error, left *time.Duration) (gain int64, others bool, _ error) {
-	pause := pollFirst
+// more comes, or has begun to. others says that they did.
+func (s Site) settle(ctx context.Context, before int64, came *rise, expected *int64, r removal, left *time.Duration) (gain int64, others bool, _ error) {
+	pause, hurry := pollFirst, r.hurry
 	last, first := int64(0), true
 	rose := time.Now()
 	for {
@@ -273,7 +279,11 @@ func (s Site) settle(ctx context.Context, before int64, came *rise, expected *in
 			hurry, last, first = nil, now, false
 			continue
 		}
-		if others && time.Since(rose) >= othersWait {
+		atMost := othersWait
+		if r.late && !most {
+			atMost = lateWait
+		}
+		if others && time.Since(rose) >= atMost {
 			return gain, others, nil
 		}
 		last, first = now, false
