@@ -88,7 +88,7 @@ test: ## Lint and all tests, against real binaries (this is what CI runs)
 SCENARIOS ?= .*
 
 .PHONY: lab-all
-lab-all: deps ## Play all scenarios of docs/lab on real nodes: on ext4, half on xfs, split ones with a real kubelet, against the simulator (root; 9 minutes)
+lab-all: deps ## Play all scenarios of docs/lab on real nodes: on ext4, half on xfs, split ones with a real kubelet, against the simulator (root; 15 minutes)
 	@$(TOOLCHAIN) get $(PEERS) $(KUBERNETES) >/dev/null
 	@echo "lab-all: two nodes at a time; time is real there"
 	@mkdir -p $(RESULTS)
