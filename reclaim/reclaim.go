@@ -43,7 +43,8 @@ const (
 	// for while others write.
 	othersWait = 50 * time.Millisecond
 	// lateWait is the same for what a runtime frees after it has answered, as
-	// long as less than half of it has come.
+	// long as less than half of it has come, and it is worth a wait: what is near
+	// to nothing can't be seen to come while others write.
 	lateWait = time.Second
 	// nearBytes is how much less than expected may come free without an
 	// explanation, or a hundredth of it if that is more: filesystems keep some
@@ -280,7 +281,7 @@ func (s Site) settle(ctx context.Context, before int64, came *rise, expected *in
 			continue
 		}
 		atMost := othersWait
-		if r.late && !most {
+		if r.late && !most && *expected > near(*expected) {
 			atMost = lateWait
 		}
 		if others && time.Since(rose) >= atMost {
