@@ -2,12 +2,14 @@ package image_test
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -164,26 +166,11 @@ func TestOneRegistryForAllNames(t *testing.T) {
 func TestSlowLayer(t *testing.T) {
 	t.Parallel()
 	r := serve(t)
-	img, err := image.Random(7, 1, 200_000)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.Push(t.Context(), "registry.k8s.io/slow:1", img); err != nil {
-		t.Fatal(err)
-	}
-	layers, err := img.Layers()
-	if err != nil {
-		t.Fatal(err)
-	}
-	layer, err := layers[0].Digest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	path, _ := pushLayer(t, r, "slow")
 	const pace = 300 * time.Millisecond
 	if err := r.Slow("registry.k8s.io/slow", pace); err != nil {
 		t.Fatal(err)
 	}
-	path := "/v2/slow/blobs/" + layer.String() + "?ns=registry.k8s.io"
 	start := time.Now()
 	get(t.Context(), t, r, path)
 	if took := time.Since(start); took < pace*9/10 {
@@ -208,24 +195,92 @@ func TestSlowLayer(t *testing.T) {
 	}
 }
 
+// A download that was broken off goes on where it was: containerd asks for a range without an end then.
+func TestRangesOfALayer(t *testing.T) {
+	t.Parallel()
+	r := serve(t)
+	path, layer := pushLayer(t, r, "ranges")
+	size := len(layer)
+	last := strconv.Itoa(size - 1)
+	for asked, want := range map[string]struct {
+		status int
+		body   []byte
+	}{
+		"":                                  {http.StatusOK, layer},
+		"bytes=0-":                          {http.StatusPartialContent, layer},
+		"bytes=1000-":                       {http.StatusPartialContent, layer[1000:]},
+		"bytes=" + last + "-":               {http.StatusPartialContent, layer[size-1:]},
+		"bytes=5-9":                         {http.StatusPartialContent, layer[5:10]},
+		"bytes=" + strconv.Itoa(size) + "-": {http.StatusRequestedRangeNotSatisfiable, nil},
+		"bytes=-5":                          {http.StatusRequestedRangeNotSatisfiable, nil},
+		"bytes=--5-":                        {http.StatusRequestedRangeNotSatisfiable, nil},
+		"bytes=x-":                          {http.StatusRequestedRangeNotSatisfiable, nil},
+	} {
+		response, body := getRange(t.Context(), t, r, path, asked)
+		if response.StatusCode != want.status || want.body != nil && !bytes.Equal(body, want.body) {
+			t.Errorf("the range %q gave status %d and %d bytes, want %d and %d", asked, response.StatusCode, len(body), want.status, len(want.body))
+		}
+	}
+}
+
+// pushLayer pushes an image of one layer to registry.k8s.io under this name; it returns the layer's path in the
+// registry, and its content.
+func pushLayer(t *testing.T, r *image.Registry, name string) (path string, content []byte) {
+	t.Helper()
+	img, err := image.Random(7, 1, 200_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Push(t.Context(), "registry.k8s.io/"+name+":1", img); err != nil {
+		t.Fatal(err)
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob, err := layers[0].Compressed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if content, err = io.ReadAll(blob); err != nil {
+		t.Fatal(err)
+	}
+	return "/v2/" + name + "/blobs/" + layer.String() + "?ns=registry.k8s.io", content
+}
+
 // get reads an answer to its end.
 func get(ctx context.Context, t *testing.T, r *image.Registry, path string) *http.Response {
+	t.Helper()
+	response, _ := getRange(ctx, t, r, path, "")
+	return response
+}
+
+// getRange reads the answer to a request for a range, or for all where none is named.
+func getRange(ctx context.Context, t *testing.T, r *image.Registry, path, asked string) (*http.Response, []byte) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Addr()+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if asked != "" {
+		request.Header.Set("Range", asked)
+	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.Copy(io.Discard, response.Body); err != nil {
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := response.Body.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return response
+	return response, body
 }
 
 func digest(t *testing.T, img v1.Image) string {

@@ -29,6 +29,7 @@ type Registry struct {
 	server *http.Server
 	addr   string
 	served chan error
+	sizes  registry.BlobStatHandler
 
 	mu   sync.Mutex
 	slow map[string]time.Duration // guarded by mu; by repository path
@@ -41,9 +42,15 @@ func Serve(ctx context.Context) (*Registry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for the image registry: %w", err)
 	}
-	r := &Registry{addr: listener.Addr().String(), served: make(chan error, 1), slow: map[string]time.Duration{}}
+	blobs := registry.NewInMemoryBlobHandler()
+	sizes, ok := blobs.(registry.BlobStatHandler)
+	if !ok {
+		return nil, errors.Join(errors.New("the image registry's blobs tell no size"), listener.Close())
+	}
+	r := &Registry{addr: listener.Addr().String(), served: make(chan error, 1), sizes: sizes, slow: map[string]time.Duration{}}
 	quiet := log.New(io.Discard, "", 0)
-	r.server = &http.Server{Handler: r.handler(registry.New(registry.Logger(quiet))), ErrorLog: quiet, ReadHeaderTimeout: time.Minute}
+	handler := r.handler(registry.New(registry.Logger(quiet), registry.WithBlobHandler(blobs)))
+	r.server = &http.Server{Handler: handler, ErrorLog: quiet, ReadHeaderTimeout: time.Minute}
 	go func() { r.served <- r.server.Serve(listener) }()
 	return r, nil
 }
@@ -131,7 +138,8 @@ func (r *Registry) reference(ref string) (name.Reference, error) {
 // hostPath makes a registry's name, which may have a port, a part of a repository's path.
 func hostPath(host string) string { return strings.ReplaceAll(host, ":", "_") }
 
-// handler puts the registry's name that containerd asked for (its parameter ns) into the path, and slows blobs down.
+// handler puts the registry's name that containerd asked for (its parameter ns) into the path, gives open ranges an
+// end, and slows blobs down.
 func (r *Registry) handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		if ns := request.URL.Query().Get("ns"); ns != "" {
@@ -140,8 +148,9 @@ func (r *Registry) handler(next http.Handler) http.Handler {
 				request.URL.Path, request.URL.RawPath = "/v2/"+hostPath(ns)+"/"+rest, ""
 			}
 		}
-		repository, _, isBlob := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v2/"), "/blobs/")
+		repository, digest, isBlob := strings.Cut(strings.TrimPrefix(request.URL.Path, "/v2/"), "/blobs/")
 		if isBlob && request.Method == http.MethodGet {
+			request = r.closeRange(request, repository, digest)
 			r.mu.Lock()
 			total := r.slow[repository]
 			r.mu.Unlock()
@@ -151,6 +160,30 @@ func (r *Registry) handler(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, request)
 	})
+}
+
+// closeRange gives the end to a range that has none ("bytes=100-"), with which containerd goes on with a download that
+// was broken off: the library's registry understands closed ranges only. Every other request stays as it is.
+func (r *Registry) closeRange(request *http.Request, repository, digest string) *http.Request {
+	open, ok := strings.CutPrefix(request.Header.Get("Range"), "bytes=")
+	if !ok {
+		return request
+	}
+	start, err := strconv.ParseInt(strings.TrimSuffix(open, "-"), 10, 64)
+	if err != nil || start < 0 || !strings.HasSuffix(open, "-") {
+		return request
+	}
+	hash, err := v1.NewHash(digest)
+	if err != nil {
+		return request
+	}
+	size, err := r.sizes.Stat(request.Context(), repository, hash)
+	if err != nil || start >= size {
+		return request
+	}
+	request = request.Clone(request.Context())
+	request.Header.Set("Range", fmt.Sprintf("bytes=%d-%d", start, size-1))
+	return request
 }
 
 // slowWriter spreads a response over a time. It lives as long as one request, whose context it has.
