@@ -237,6 +237,37 @@ func TestArrivalsCountOnce_GAP17(t *testing.T) {
 	}
 }
 
+// TestGAP17_WhatIsThereIsNotAwaited: a pod's 5 GiB came back and others took
+// them; what another pod had on that disk is still to come.
+func TestGAP17_WhatIsThereIsNotAwaited(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "nodefs.available<10Gi").with(Cleave())
+	n.disk(0, 2*gib)
+	n.State = n.FreeingOf("a", NodeFSAvailable, 5*gib, 2*gib, start)
+	n.State = n.FreeingOf("b", ImageFSAvailable, 9*gib, 2*gib, start) // one disk, by its other name
+	low := Summary{NodeFS: disk(2 * gib), ImageFS: disk(2 * gib)}
+	if d := n.pass(1, low); d.AwaitedBytes != 14*gib {
+		t.Errorf("at first %d awaited: %+v", d.AwaitedBytes, n.Freed)
+	}
+	if n.State = n.Arrived("somebody"); n.pass(2, low).AwaitedBytes != 14*gib {
+		t.Errorf("another pod's arrival counts: %+v", n.Freed)
+	}
+	// 5 of 14 are there, and others have them: with 9 more it would be 11.
+	n.State = n.Arrived("a")
+	low = Summary{NodeFS: disk(7 * gib), ImageFS: disk(7 * gib)}
+	if d := n.pass(3, low); d.AwaitedBytes != 9*gib || len(n.Freed) != 1 {
+		t.Errorf("%d awaited of what the other had: %+v", d.AwaitedBytes, n.Freed)
+	}
+	n.State = n.Arrived("b")
+	if d := n.pass(4, low); victim(d) != "pod" || len(n.Freed) != 0 {
+		t.Errorf("all is there, and %s goes: %+v", victim(d), n.Freed)
+	}
+	n.State = n.Freeing(NodeFSAvailable, 5*gib, 7*gib, start.Add(4*time.Second)).Arrived("")
+	if d := n.pass(5, low); d.AwaitedBytes != 5*gib {
+		t.Errorf("what no pod had is not awaited: %+v", n.Freed)
+	}
+}
+
 func TestOptionStopAtTarget_GAP24(t *testing.T) {
 	t.Parallel()
 	twice(t, func(o *Options) { o.StopAtTarget = true }, func(o Options) string {

@@ -16,6 +16,10 @@ type Freed struct {
 	// Bytes were set free, AvailableBytes were available before.
 	Bytes, AvailableBytes int64
 	At                    time.Time
+	// Of is who had it: a pod's UID, empty if it was no pod.
+	Of string `json:",omitempty"`
+	// Arrived says that it is there, whatever others took of it meanwhile.
+	Arrived bool `json:",omitempty"`
 }
 
 // Freeing is the state after bytes were set free on the filesystem of a signal,
@@ -24,6 +28,26 @@ type Freed struct {
 func (s State) Freeing(signal Signal, bytes, availableBytes int64, now time.Time) State {
 	if bytes > 0 {
 		s.Freed = append(slices.Clone(s.Freed), Freed{Signal: signal, Bytes: bytes, AvailableBytes: availableBytes, At: now})
+	}
+	return s
+}
+
+// FreeingOf is Freeing for what a pod had that is gone.
+func (s State) FreeingOf(uid string, signal Signal, bytes, availableBytes int64, now time.Time) State {
+	before := len(s.Freed)
+	s = s.Freeing(signal, bytes, availableBytes, now)
+	if len(s.Freed) > before {
+		s.Freed[before].Of = uid
+	}
+	return s
+}
+
+// Arrived is the state after all that a pod had has arrived: it is waited for no
+// more.
+func (s State) Arrived(uid string) State {
+	s.Freed = slices.Clone(s.Freed)
+	for i := range s.Freed {
+		s.Freed[i].Arrived = s.Freed[i].Arrived || uid != "" && s.Freed[i].Of == uid
 	}
 	return s
 }
@@ -56,6 +80,9 @@ func (c Config) notArrived(s State, layout Layout, seen Observations, now time.T
 		disk := f.Signal.disk(layout)
 		part := min(f.Bytes, arrived[disk])
 		arrived[disk] -= part
+		if f.Arrived {
+			part = f.Bytes
+		}
 		if now.Before(f.At) || now.Sub(f.At) >= or(c.FreedWait, 30*time.Second) || part == f.Bytes {
 			taken[disk] += part // no more than has arrived
 			continue

@@ -85,6 +85,9 @@ type Evictor interface {
 	Evict(ctx context.Context, e engine.Eviction, hard bool) error
 }
 
+// Remains waits until nothing is left of a pod and what it had has come back, and says whether it has; false if that is not known.
+type Remains func(ctx context.Context) bool
+
 // Parts are what a keeper is made of. Look, Glance, Config and Log are required.
 type Parts struct {
 	// Decider is the name under which decisions are recorded.
@@ -102,6 +105,8 @@ type Parts struct {
 	Collectors []Collector
 	// Evictor ends pods; nil reports only.
 	Evictor Evictor
+	// Remains finds what a pod has that is about to go; nil for nobody can.
+	Remains func(e engine.Eviction) Remains
 	// Record takes what was decided and done; nil for nowhere. acted says that something was deleted or ended.
 	Record func(r record.Record, acted bool)
 	// Passed is told of every pass when it is over, also of those that are no news to Record; nil for nobody. It must not wait.
@@ -143,6 +148,8 @@ type Keeper struct {
 	collecting turn
 	// evicted is received from when an eviction has ended.
 	evicted chan departure
+	// arrived is received from when nothing is left of a pod that was evicted, and its space is back.
+	arrived chan string
 
 	mu     sync.Mutex
 	status Status // guarded by mu
@@ -221,7 +228,7 @@ type departure struct {
 // New returns a keeper, which does nothing until [Keeper.Run].
 func New(p Parts) *Keeper {
 	return &Keeper{
-		parts: p, state: p.State, acting: newTurn(), collecting: newTurn(), evicted: make(chan departure), leaving: map[string]departure{},
+		parts: p, state: p.State, acting: newTurn(), collecting: newTurn(), evicted: make(chan departure), arrived: make(chan string), leaving: map[string]departure{},
 		fruitless: map[string]time.Time{}, empty: map[errand]time.Time{}, undone: map[errand]string{},
 	}
 }
@@ -267,6 +274,11 @@ func (k *Keeper) Run(ctx context.Context) {
 			return
 		case d := <-k.evicted:
 			if k.left(d); d.err == nil {
+				next = time.Now()
+			}
+		case uid := <-k.arrived:
+			k.state = k.state.Arrived(uid)
+			if len(k.state.Met) > 0 {
 				next = time.Now()
 			}
 		case <-glance.C:
@@ -636,9 +648,21 @@ func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction,
 	running.Add(1)
 	go func() { // ends with the eviction; Run waits for it
 		defer running.Done()
+		var remains Remains
+		if k.parts.Remains != nil && d.had != nil {
+			remains = k.parts.Remains(e)
+		}
 		d.err = k.parts.Evictor.Evict(ctx, e, hard)
 		select {
 		case k.evicted <- d:
+		case <-ctx.Done():
+			return
+		}
+		if d.err != nil || remains == nil || !remains(ctx) {
+			return
+		}
+		select {
+		case k.arrived <- e.UID:
 		case <-ctx.Done():
 		}
 	}()
@@ -683,7 +707,7 @@ func (k *Keeper) left(d departure) {
 	}
 	k.failures = 0
 	if d.had != nil {
-		k.state = k.state.Freeing(d.signal, *d.had, d.available, time.Now())
+		k.state = k.state.FreeingOf(d.uid, d.signal, *d.had, d.available, time.Now())
 	}
 }
 

@@ -47,6 +47,8 @@ type world struct {
 	holds      bool
 	stays      chan struct{}
 	evictError error
+	// taken is what the pod "second" writes while one goes.
+	taken int64
 	// slow is how long it takes to delete images; meanwhile the pods change places.
 	slow time.Duration
 	// hard says of each pod that was told to go whether it was for a hard threshold.
@@ -182,7 +184,10 @@ func (w *world) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
 	if w.evictError != nil {
 		return w.evictError
 	}
-	w.available += w.pods[e.UID]
+	w.available += w.pods[e.UID] - w.taken
+	if w.taken > 0 {
+		w.pods["second"] += w.taken
+	}
 	delete(w.pods, e.UID)
 	return nil
 }
@@ -619,6 +624,47 @@ func TestADiskThatFillsUpFasterThanItIsFreed(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A second pod takes at once what the first gave back: it goes as soon as nothing is left of the first, and where that can't be told only
+// when its space is waited for no more.
+func TestGAP17_WhatCameAndWasTakenIsNotAwaited(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		remains func(engine.Eviction) Remains
+		want    time.Duration
+	}{
+		"nothing is left":    {func(engine.Eviction) Remains { return func(context.Context) bool { return rests(3 * time.Second) } }, 3 * time.Second},
+		"it stays":           {func(engine.Eviction) Remains { return func(context.Context) bool { return !rests(3 * time.Second) } }, 30 * time.Second},
+		"nobody can tell":    {nil, 30 * time.Second},
+		"of this one nobody": {func(engine.Eviction) Remains { return nil }, 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := &world{available: 5 * gib, pods: map[string]int64{"first": 60 * gib, "second": 20 * gib}, taken: 60 * gib}
+			parts := w.parts()
+			parts.Remains = tc.remains
+			run(t, w, parts, func(t *testing.T, _ *Keeper) {
+				began := time.Now()
+				rests(time.Second)
+				equal(t, "done", w.done(), "pod first")
+				w.with(func() { w.taken = 0 })
+				rests(time.Minute)
+				equal(t, "done", w.done(), "pod first", "pod second")
+				w.with(func() {
+					if took := w.evicted.Sub(began); took < tc.want || took > tc.want+2*time.Second {
+						t.Errorf("the second went after %s, want %s", took, tc.want)
+					}
+				})
+			})
+		})
+	}
+}
+
+// rests lets time pass.
+func rests(d time.Duration) bool {
+	time.Sleep(d) //nolint:forbidigo // in synctest
+	return true
 }
 
 // The sooner a line is met at the present speed, the sooner is the next glance.
