@@ -453,22 +453,22 @@ func (d *decisions) shared(a, b fsstats.Role) bool {
 }
 
 // Evict implements [keeper.Evictor].
-func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
+func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) (gainedBytes *int64, _ error) {
 	d.keepLogs(ctx, e)
 	if d.cfg.Reclaim.EvictBy == config.EvictStandalone {
-		return d.standalone.Evict(ctx, e, hard)
+		return nil, d.standalone.Evict(ctx, e, hard)
 	}
 	c, s := d.cluster.Load(), d.kubelet.Load()
 	if c == nil || s == nil {
-		return errors.New("evict a pod: the API server is not known")
+		return nil, errors.New("evict a pod: the API server is not known")
 	}
 	if !runs(s) {
 		// The API server would mark one pod after the other, and none would end.
-		return fmt.Errorf("evict %s/%s: the kubelet (process %d) does not run, and nobody else ends a pod", e.Namespace, e.Name, s.PID)
+		return nil, fmt.Errorf("evict %s/%s: the kubelet (process %d) does not run, and nobody else ends a pod", e.Namespace, e.Name, s.PID)
 	}
 	known, ok := c.view().Pod(e.UID, e.Namespace, e.Name)
 	if !ok {
-		return fmt.Errorf("evict %s/%s: the API server knows no pod with UID %s", e.Namespace, e.Name, e.UID)
+		return nil, fmt.Errorf("evict %s/%s: the API server knows no pod with UID %s", e.Namespace, e.Name, e.UID)
 	}
 	ref := report.PodRef{Namespace: e.Namespace, Name: e.Name, UID: e.UID}
 	d.tell(report.Event{Reason: report.Evicting, Warning: true, Pod: &ref, Note: evictionNote(e, hard)})
@@ -480,7 +480,11 @@ func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) err
 	if err == nil {
 		d.log.Info("a pod was evicted and is gone", zap.String("pod", e.Namespace+"/"+e.Name), zap.Any("outcome", outcome))
 	}
-	return err
+	if r := outcome.Released; r != nil && r.Measured {
+		gained := int64(min(r.Bytes, 1<<62)) //nolint:gosec // bounded
+		gainedBytes = &gained
+	}
+	return gainedBytes, err
 }
 
 // bytesBack waits for the bytes of a pod that goes for a signal, nil if nothing is known of its filesystem now.

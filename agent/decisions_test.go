@@ -195,7 +195,7 @@ func TestNobodyIsEvictedWithoutAKubelet(t *testing.T) {
 	t.Parallel()
 	d, _, _ := deciding(oneDisk())
 	e := engine.Eviction{UID: "1", Namespace: "shop", Name: "web"}
-	if err := d.Evict(t.Context(), e, true); err == nil {
+	if _, err := d.Evict(t.Context(), e, true); err == nil {
 		t.Error("evicted without an API server")
 	}
 	d.cluster.Store(&cluster{page: &kube.KubeletPods{}, watch: kube.NewWatch(nil), static: kube.NewManifests(t.TempDir(), "n1", time.Second)})
@@ -205,7 +205,7 @@ func TestNobodyIsEvictedWithoutAKubelet(t *testing.T) {
 	}
 	for start, want := range map[uint64]string{ticks + 1: "does not run", ticks: "knows no pod"} {
 		d.kubelet.Store(&kubelet.Settings{PID: os.Getpid(), StartTicks: start})
-		if err := d.Evict(t.Context(), e, true); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := d.Evict(t.Context(), e, true); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a kubelet that began at %d, this process at %d: %v, want %q", start, ticks, err, want)
 		}
 	}

@@ -82,7 +82,7 @@ func TestStandaloneEvictionKeepsLogs(t *testing.T) {
 	if err := errors.Join(os.Mkdir(filepath.Join(folder, "sly"), 0o755), os.Symlink(secret, filepath.Join(folder, "sly", "0.log"))); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Evict(t.Context(), e, true); err != nil {
+	if _, err := d.Evict(t.Context(), e, true); err != nil {
 		t.Fatal(err)
 	}
 	if calls := strings.Join(runtime.Calls(), "\n"); !strings.Contains(calls, "RemovePodSandbox") {
@@ -107,7 +107,7 @@ func TestEvictionWithoutLogs(t *testing.T) {
 			t.Parallel()
 			d, runtime, e := standing(t)
 			spoil(d)
-			if err := d.Evict(t.Context(), e, true); err != nil {
+			if _, err := d.Evict(t.Context(), e, true); err != nil {
 				t.Error(err)
 			}
 			if calls := strings.Join(runtime.Calls(), "\n"); !strings.Contains(calls, "RemovePodSandbox") {

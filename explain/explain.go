@@ -24,6 +24,15 @@ const others = 5
 // sentences about pods are about that one; there are none if the pod is not in
 // the record.
 func Sentences(r record.Record, pod string) []string {
+	if gone := r.Departure; gone != nil {
+		name := gone.Namespace + "/" + gone.Name
+		if pod != "" && pod != gone.UID && pod != gone.Name && pod != name {
+			return nil
+		}
+		what, text := departureText(r)
+		is := map[string]string{"gone": "is gone", "stays": "stays"}[what]
+		return []string{fmt.Sprintf("%s, %s: %s, evicted by %s, %s, %s", r.Input.Now.UTC().Format(time.RFC3339), r.Decider, name, gone.Cause, is, text)}
+	}
 	t := newTeller(r)
 	if pod != "" {
 		for uid := range t.pods {

@@ -55,6 +55,10 @@ func ReadTimeline(file string, since time.Time, pod string) (t Timeline, _ error
 
 // Events are what happened in one record.
 func Events(r record.Record) (out []Event) {
+	if gone := r.Departure; gone != nil {
+		what, text := departureText(r)
+		return []Event{{At: r.Input.Now, What: what, UID: gone.UID, Pod: gone.Namespace + "/" + gone.Name, Text: text}}
+	}
 	d := r.Decision
 	add := func(at time.Time, what, text string) { out = append(out, Event{At: at, What: what, Text: text}) }
 	if c := r.Collection; c != nil {
@@ -142,6 +146,22 @@ func evictionText(r record.Record, gone record.Evicted) string {
 		text += ", stays: " + gone.Error
 	}
 	return text
+}
+
+// departureText says how an eviction ended.
+func departureText(r record.Record) (what, text string) {
+	gone := r.Departure
+	after := fmt.Sprintf("%s after it was told", r.Input.Now.Sub(gone.Told).Round(100*time.Millisecond))
+	if gone.Error != "" {
+		return "stays", after + ": " + gone.Error
+	}
+	if gone.ActualBytes != nil {
+		after += fmt.Sprintf("; %s more available", page.Bytes(uint64(max(0, *gone.ActualBytes))))
+	}
+	if gone.ExpectedBytes != nil {
+		after += fmt.Sprintf(", had %s there", page.Bytes(uint64(max(0, *gone.ExpectedBytes))))
+	}
+	return "gone", after
 }
 
 // WriteText prints a timeline for people. API servers, runtimes and whoever sends a file have their words in it: nothing of that

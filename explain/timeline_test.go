@@ -3,6 +3,7 @@ package explain
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +112,48 @@ func TestTimelineOfOddFiles(t *testing.T) {
 	}
 	if _, err := ReadTimeline(filepath.Join(t.TempDir(), "none"), time.Time{}, ""); err == nil || !strings.Contains(err.Error(), "reclaim.enabled") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestDepartures: how an eviction ended is said in the timeline and by explain, for the pod that it is about.
+func TestDepartures(t *testing.T) {
+	t.Parallel()
+	told := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
+	bytes := func(n int64) *int64 { return &n }
+	gone := record.Departure{UID: "u1", Namespace: "shop", Name: "web", Cause: "nodefs.available", Told: told}
+	for _, tc := range []struct {
+		name             string
+		expected, actual *int64
+		failure          string
+		what, text       string
+		sentence         string
+	}{
+		{"gone", bytes(3 << 30), bytes(1 << 30), "", "gone", "1.5s after it was told; 1.0Gi more available, had 3.0Gi there", "shop/web, evicted by nodefs.available, is gone, 1.5s after"},
+		{"others wrote more", bytes(3 << 30), bytes(-5), "", "gone", "1.5s after it was told; 0 more available, had 3.0Gi there", "is gone"},
+		{"not measured", nil, nil, "", "gone", "1.5s after it was told", "is gone"},
+		{"stays", bytes(3 << 30), nil, "the API server is away", "stays", "1.5s after it was told: the API server is away", "shop/web, evicted by nodefs.available, stays, 1.5s after"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			d := gone
+			d.ExpectedBytes, d.ActualBytes, d.Error = tc.expected, tc.actual, tc.failure
+			r := record.Record{Format: record.Format, Engine: engine.Version, Decider: "cleave", Input: engine.Input{Now: told.Add(1500 * time.Millisecond)}, Departure: &d}
+			want := []Event{{At: r.Input.Now, What: tc.what, Pod: "shop/web", UID: "u1", Text: tc.text}}
+			if got := Events(r); !slices.Equal(got, want) {
+				t.Errorf("events %+v, want %+v", got, want)
+			}
+			for _, pod := range []string{"", "web", "shop/web", "u1"} {
+				if got := Sentences(r, pod); len(got) != 1 || !strings.Contains(got[0], tc.sentence) || !strings.Contains(got[0], tc.text) {
+					t.Errorf("of %q it says %q", pod, got)
+				}
+			}
+			if got := Sentences(r, "other"); len(got) != 0 {
+				t.Errorf("of another pod it says %q", got)
+			}
+			if differences, err := record.Replay(r); err != nil || len(differences) > 0 {
+				t.Errorf("made again: %v, %v", differences, err)
+			}
+		})
 	}
 }
 

@@ -82,7 +82,8 @@ type Reclaimer interface {
 type Evictor interface {
 	// Evict ends a pod and returns when it is gone, or when it is clear that it stays, with the reason. hard says that it goes for a
 	// hard threshold or a limit of its own; by the grace period alone that can't be told, which is 0 for soft thresholds, too.
-	Evict(ctx context.Context, e engine.Eviction, hard bool) error
+	// gainedBytes is by how much more is available now where it had to come free, nil if that was not measured.
+	Evict(ctx context.Context, e engine.Eviction, hard bool) (gainedBytes *int64, _ error)
 }
 
 // Remains waits until nothing is left of a pod and what it had has come back, and says whether it has; false if that is not known.
@@ -217,12 +218,15 @@ func (t turn) give() { <-t }
 
 // departure is a pod that was told to go.
 type departure struct {
-	uid    string
-	signal engine.Signal
+	eviction engine.Eviction
+	told     time.Time
+	signal   engine.Signal
 	// had is what it had where space is short, nil while unknown; available is what was left there before.
 	had       *int64
 	available int64
-	err       error
+	// gained is what came back, as far as it was measured.
+	gained *int64
+	err    error
 }
 
 // New returns a keeper, which does nothing until [Keeper.Run].
@@ -630,8 +634,8 @@ func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction,
 	if _, ok := k.leaving[e.UID]; ok || time.Now().Before(k.notBefore) {
 		return false
 	}
-	d := departure{uid: e.UID, signal: r.Decision.Threshold.Signal, available: e.Available}
 	done := record.Evicted{UID: e.UID, At: time.Now()}
+	d := departure{eviction: e, told: done.At, signal: r.Decision.Threshold.Signal, available: e.Available}
 	if r.Decision.Outcome == engine.Pressure && d.signal.Resource() == engine.EphemeralStorage {
 		for i := range r.Decision.Ranking {
 			if ranked := &r.Decision.Ranking[i]; ranked.UID == e.UID {
@@ -652,7 +656,7 @@ func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction,
 		if k.parts.Remains != nil && d.had != nil {
 			remains = k.parts.Remains(e)
 		}
-		d.err = k.parts.Evictor.Evict(ctx, e, hard)
+		d.gained, d.err = k.parts.Evictor.Evict(ctx, e, hard)
 		select {
 		case k.evicted <- d:
 		case <-ctx.Done():
@@ -692,14 +696,18 @@ func together(d engine.Decision, leaving map[string]departure, uid string) bool 
 // left notes that a pod is gone, or stays. One that stays did not go: the bounds of evictions are for those that do, and else some
 // failures would forbid all evictions of the next hour.
 func (k *Keeper) left(d departure) {
-	delete(k.leaving, d.uid)
+	uid := d.eviction.UID
+	delete(k.leaving, uid)
 	clear(k.empty)
+	if k.parts.Record != nil {
+		k.parts.Record(d.recorded(k.parts.Decider), true)
+	}
 	if d.err != nil {
 		pause := firstPause << min(k.failures, 6)
 		k.failures++
 		k.notBefore = time.Now().Add(min(pause, lastPause))
-		k.state.Gone = slices.DeleteFunc(slices.Clone(k.state.Gone), func(g engine.Departure) bool { return g.UID == d.uid })
-		k.parts.Log.Error("a pod that was evicted stays", zap.String("uid", d.uid), zap.Error(d.err))
+		k.state.Gone = slices.DeleteFunc(slices.Clone(k.state.Gone), func(g engine.Departure) bool { return g.UID == uid })
+		k.parts.Log.Error("a pod that was evicted stays", zap.String("uid", uid), zap.Error(d.err))
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		k.status.Counts.EvictionsFailed++
@@ -707,8 +715,18 @@ func (k *Keeper) left(d departure) {
 	}
 	k.failures = 0
 	if d.had != nil {
-		k.state = k.state.FreeingOf(d.uid, d.signal, *d.had, d.available, time.Now())
+		k.state = k.state.FreeingOf(uid, d.signal, *d.had, d.available, time.Now())
 	}
+}
+
+// recorded is how the end of an eviction is written down.
+func (d departure) recorded(decider string) record.Record {
+	e := d.eviction
+	gone := record.Departure{UID: e.UID, Namespace: e.Namespace, Name: e.Name, Cause: e.Cause, Told: d.told, ExpectedBytes: d.had, ActualBytes: d.gained}
+	if d.err != nil {
+		gone.Error = d.err.Error()
+	}
+	return record.Record{Format: record.Format, Engine: engine.Version, Decider: decider, Input: engine.Input{Now: time.Now()}, Departure: &gone}
 }
 
 // collect tidies up without pressure. It stops when something moves towards a threshold.

@@ -169,27 +169,28 @@ func (n nothing) Plan(context.Context, Want) (record.Step, error) {
 
 func (n nothing) Run(_ context.Context, _ Want, s record.Step) (record.Step, error) { return s, nil }
 
-func (w *world) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
+func (w *world) Evict(ctx context.Context, e engine.Eviction, hard bool) (*int64, error) {
 	w.with(func() { w.evicted = time.Now() })
 	w.with(func() { w.calls, w.hard = append(w.calls, "pod "+e.UID), append(w.hard, hard) })
 	if w.holds {
 		select {
 		case <-w.stays:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.evictError != nil {
-		return w.evictError
+		return nil, w.evictError
 	}
-	w.available += w.pods[e.UID] - w.taken
+	gained := w.pods[e.UID] - w.taken
+	w.available += gained
 	if w.taken > 0 {
 		w.pods["second"] += w.taken
 	}
 	delete(w.pods, e.UID)
-	return nil
+	return &gained, nil
 }
 
 func (w *world) parts() Parts {
@@ -317,6 +318,19 @@ func TestAPodThatStaysIsToldAgain(t *testing.T) {
 		w.with(func() {
 			if len(w.pods) != 0 {
 				t.Error("the pod is still there")
+			}
+			// Each end is written down with what came of it.
+			var ends []record.Departure
+			for _, r := range w.records {
+				if d := r.Departure; d != nil {
+					ends = append(ends, *d)
+					if r.Pass() || r.Input.Now.Before(d.Told) || d.Told.IsZero() || d.UID != "greedy" || d.Namespace != "shop" || d.ExpectedBytes == nil || *d.ExpectedBytes != 30*gib {
+						t.Errorf("recorded %+v", r)
+					}
+				}
+			}
+			if n := len(ends); n < 3 || ends[0].Error != "the API server is away" || ends[0].ActualBytes != nil || ends[n-1].Error != "" || *ends[n-1].ActualBytes != 30*gib {
+				t.Errorf("recorded %+v", ends)
 			}
 		})
 	})

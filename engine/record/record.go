@@ -48,7 +48,12 @@ type Record struct {
 	// Collection says that this was no pass: something was tidied up while nothing was short. Steps is then what was picked; Config,
 	// State, Input but for its time, Next and Decision are empty.
 	Collection *Collection `json:",omitempty"`
+	// Departure says that this was no pass either: an eviction of an earlier one came to its end. All but Input's time is empty.
+	Departure *Departure `json:",omitempty"`
 }
+
+// Pass says whether this is one: whether something was decided.
+func (r Record) Pass() bool { return r.Collection == nil && r.Departure == nil }
 
 // Collection is tidying up without pressure.
 type Collection struct {
@@ -117,6 +122,20 @@ type Evicted struct {
 	// ActualBytes what came free; nil while not known.
 	ExpectedBytes, ActualBytes *int64 `json:",omitempty"`
 	Error                      string `json:",omitempty"`
+}
+
+// Departure is the end of an eviction: the pod is gone, or stays.
+type Departure struct {
+	UID, Namespace, Name string
+	Cause                engine.Cause
+	// Told is when it was told to go.
+	Told time.Time
+	// ExpectedBytes is what it had where space was short, ActualBytes by how
+	// much more was available there when it was gone, whatever others wrote and
+	// deleted meanwhile; nil while not known.
+	ExpectedBytes, ActualBytes *int64 `json:",omitempty"`
+	// Error is why it stays; empty if it is gone.
+	Error string `json:",omitempty"`
 }
 
 // ImageChoice is what images were picked from, for space.

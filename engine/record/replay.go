@@ -45,7 +45,7 @@ func Replay(r Record) ([]Difference, error) {
 func Again(r Record) Record {
 	again := r
 	again.Engine = engine.Version
-	if r.Collection == nil {
+	if r.Pass() {
 		again.Next, again.Decision = r.Config.Sync(r.State, r.Input)
 	}
 	again.Steps = slices.Clone(r.Steps)

@@ -125,13 +125,13 @@ func (f *filled) seen() []record.Record {
 }
 
 // Evict implements [keeper.Evictor].
-func (f *filled) Evict(ctx context.Context, e engine.Eviction, hard bool) error {
+func (f *filled) Evict(ctx context.Context, e engine.Eviction, hard bool) (*int64, error) {
 	known, ok := kube.Merge(f.source.Pods()).Pod(e.UID, e.Namespace, e.Name)
 	if !ok {
-		return errors.New("it is not known")
+		return nil, errors.New("it is not known")
 	}
 	_, err := f.evictor.Evict(ctx, evict.Order{Pod: *known.Pod, Hard: hard})
-	return err
+	return nil, err
 }
 
 // keeper evicts on such a node, at most so many pods of an owner in an hour.
