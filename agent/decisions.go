@@ -150,7 +150,7 @@ func (a *agent) openDecisions(c *proxy.Config) error {
 	}
 	if a.cfg.Reclaim.Evict {
 		parts.Evictor = d
-		parts.Remains = func(e engine.Eviction) keeper.Remains { return d.remainsOf(e).gone }
+		parts.Remains = d.remainsOf
 	}
 	d.openAdmission(c)
 	d.keeper = keeper.New(parts)
