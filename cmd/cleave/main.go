@@ -21,6 +21,10 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	err := root().ExecuteContext(ctx)
 	stop()
+	var ended stage.CommandError
+	if errors.As(err, &ended) {
+		os.Exit(ended.Code)
+	}
 	if err != nil {
 		if !errors.Is(err, stage.ErrTold) {
 			fmt.Fprintln(os.Stderr, "cleave:", err)

@@ -268,7 +268,9 @@ func Kept(o Options) ([]string, error) {
 	}
 	dirs := make([]string, 0, len(files))
 	for _, f := range files {
-		dirs = append(dirs, filepath.Dir(f))
+		if dir := filepath.Dir(f); isKept(dir) {
+			dirs = append(dirs, dir)
+		}
 	}
 	return dirs, nil
 }
@@ -296,7 +298,7 @@ func Left(ctx context.Context, o Options) (had, stale []string, err error) {
 	entries, readErr := os.ReadDir(base)
 	for _, e := range entries {
 		dir := filepath.Join(base, e.Name())
-		if _, kept := os.Lstat(filepath.Join(dir, keepFile)); kept != nil && isRun(e) && !slices.Contains(stale, dir) {
+		if !isKept(dir) && isRun(e) && !slices.Contains(stale, dir) {
 			had = append(had, dir)
 		}
 	}
@@ -322,11 +324,15 @@ func clean(ctx context.Context, dir string) error {
 	if err := sweep.All(ctx, s); err != nil {
 		return err
 	}
+	// Whatever ends this now, from here on the folder is one that the next run cleans: the mark goes first, the lock last.
+	if err := os.Remove(filepath.Join(dir, keepFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("clean the lab run in %s: %w", dir, err)
+	}
 	return sweep.Files(s)
 }
 
 func scope(dir string) sweep.Scope {
-	return sweep.Scope{Dir: dir, Cgroup: cgroupPrefix + filepath.Base(dir)}
+	return sweep.Scope{Dir: dir, Cgroup: cgroupPrefix + filepath.Base(dir), Last: lockFile}
 }
 
 type claim struct {
@@ -346,7 +352,7 @@ func claimStale(base string) ([]claim, error) {
 		if !isRun(e) {
 			continue
 		}
-		if _, err := os.Lstat(filepath.Join(dir, keepFile)); err == nil {
+		if isKept(dir) {
 			continue
 		}
 		lock, err := openLock(dir)
@@ -363,6 +369,13 @@ func claimStale(base string) ([]claim, error) {
 }
 
 // isRun says by its name whether a folder is a run's.
+// isKept says whether somebody wanted a run kept. One without a lock is half removed, and its mark goes for nothing.
+func isKept(dir string) bool {
+	_, marked := os.Lstat(filepath.Join(dir, keepFile))
+	_, locked := os.Lstat(filepath.Join(dir, lockFile))
+	return marked == nil && !errors.Is(locked, os.ErrNotExist)
+}
+
 func isRun(e os.DirEntry) bool {
 	id, err := hex.DecodeString(e.Name())
 	return err == nil && len(id) == 4 && e.IsDir()

@@ -395,3 +395,42 @@ func TestFolderThatIsBeingRemovedIsLeftAlone(t *testing.T) {
 		t.Error("a folder whose janitor was killed while removing it stays")
 	}
 }
+
+// A run that was kept is cleaned by whoever is told to, and that one may be killed at any moment: with the mark that it is kept and no lock
+// a folder would have stayed for ever.
+func TestAKeptFolderThatIsHalfRemovedDoesNotStay(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	for _, files := range [][]string{{"keep"}, {"keep", "disk.img"}, {"lock"}, {"lock", "disk.img"}, {}} {
+		t.Run(strings.Join(files, " and "), func(t *testing.T) {
+			t.Parallel()
+			base := t.TempDir()
+			dir := filepath.Join(base, "0123abcd")
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range files {
+				if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			long := time.Now().Add(-time.Hour)
+			if err := os.Chtimes(dir, long, long); err != nil {
+				t.Fatal(err)
+			}
+			if kept, err := janitor.Kept(janitor.Options{Base: base}); err != nil || len(kept) > 0 {
+				t.Errorf("kept: %q, %v", kept, err)
+			}
+			run, err := janitor.Start(t.Context(), janitor.Options{Base: base})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := run.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if exists(dir) {
+				t.Error("the folder stays")
+			}
+		})
+	}
+}

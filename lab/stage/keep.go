@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -230,6 +231,12 @@ func down(ctx context.Context, log io.Writer) ([]string, error) {
 // ErrNone says that no lab is up.
 var ErrNone = errors.New("no lab is up: make one with `cleave lab up`")
 
+// CommandError says that a command in the lab's shell ended with a code other than 0. It has said why itself.
+type CommandError struct{ Code int }
+
+// Error implements error.
+func (e CommandError) Error() string { return fmt.Sprintf("the command ended with %d", e.Code) }
+
 // Shell runs a command, or a shell, in which the usual tools mean the lab.
 func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.Writer) error {
 	kept, err := Kept()
@@ -254,10 +261,13 @@ func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.W
 	if command, err = a.inside(command); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // what the user asks for
+	// Ctrl-C is for the command, which the terminal gives it too, and not the end of ctx. Who wants this program to end
+	// wants the command to, and a shell takes no SIGTERM.
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), command[0], command[1:]...) //nolint:gosec // what the user asks for
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, errOut
-	// The terminal's signals are for the shell.
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGHUP) }
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	defer func() { signal.Stop(asked); close(asked) }()
 	cmd.Env = append(os.Environ(),
 		"PATH="+strings.Join(append(a.Programs, os.Getenv("PATH")), ":"),
 		"CLEAVE_LAB="+a.Dir, "CLEAVE_CONFIG="+a.Config, "CLEAVE_CONTROL="+a.Control,
@@ -265,7 +275,20 @@ func Shell(ctx context.Context, command []string, in io.Reader, out, errOut io.W
 		"CONTAINERD_ADDRESS="+strings.TrimPrefix(a.Containerd, "unix://"), "CONTAINERD_NAMESPACE=k8s.io",
 		"KUBECONFIG="+a.Kubeconfig, "PS1=(cleave lab) \\w # ",
 	)
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	go func() {
+		for range asked {
+			_ = cmd.Process.Signal(syscall.SIGHUP) //nolint:errcheck // it may have gone by itself
+		}
+	}()
+	err = cmd.Wait()
+	var ended *exec.ExitError
+	if errors.As(err, &ended) && ended.Exited() {
+		return CommandError{Code: ended.ExitCode()}
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	return nil

@@ -28,6 +28,8 @@ type Scope struct {
 	Dir string
 	// Cgroup names a cgroup below the root of every hierarchy, without slashes at its ends. Empty: none.
 	Cgroup string
+	// Last names a file of the folder that is removed after all others, such as its lock. Empty: none.
+	Last string
 }
 
 // All ends the processes of the scope, then its mounts, loop devices and cgroups. It goes on after a failure and
@@ -41,7 +43,7 @@ func All(ctx context.Context, s Scope) error {
 
 // Files removes the scope's folder. It refuses while anything is mounted below it: removing a tree with a mount in it
 // would remove what somebody else keeps there.
-func Files(s Scope) error {
+func Files(s Scope) (err error) {
 	if err := s.check(); err != nil {
 		return err
 	}
@@ -59,7 +61,23 @@ func Files(s Scope) error {
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", s.Dir, err)
 	}
-	return errors.Join(parent.RemoveAll(filepath.Base(s.Dir)), parent.Close())
+	defer func() { err = errors.Join(err, parent.Close()) }()
+	entries, err := os.ReadDir(s.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove %s: %w", s.Dir, err)
+	}
+	for _, e := range entries {
+		if e.Name() != s.Last {
+			err = errors.Join(err, parent.RemoveAll(filepath.Join(filepath.Base(s.Dir), e.Name())))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return parent.RemoveAll(filepath.Base(s.Dir)) //nolint:wrapcheck // it names the path
 }
 
 // check refuses scopes that could reach what isn't the lab's.

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleave-cri/cleave/lab/sweep"
 )
 
@@ -97,6 +99,55 @@ func TestFilesRefusesWhileMounted(t *testing.T) {
 	if err := sweep.Files(s); err != nil {
 		t.Errorf("a second time: %v", err)
 	}
+}
+
+// What has to go last stays until nothing else is left.
+func TestFilesRemovesTheLockLast(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "run")
+	stuck := filepath.Join(dir, "stuck")
+	if err := os.MkdirAll(filepath.Join(stuck, "in"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	lock := filepath.Join(dir, "lock")
+	if err := os.WriteFile(lock, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := immutable(stuck, true); err != nil {
+		t.Skipf("needs a folder that can't be removed: %v", err)
+	}
+	s := sweep.Scope{Dir: dir, Last: "lock"}
+	failed := sweep.Files(s)
+	if err := immutable(stuck, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(lock); failed == nil || err != nil {
+		t.Errorf("got %v, and the lock: %v", failed, err)
+	}
+	if err := sweep.Files(s); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the folder is still there: %v", err)
+	}
+}
+
+// immutable makes a folder one that root can't change (FS_IMMUTABLE_FL), and back.
+func immutable(dir string, on bool) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return err
+	}
+	const immutable = 0x10 // FS_IMMUTABLE_FL of linux/fs.h
+	if flags &^= immutable; on {
+		flags |= immutable
+	}
+	return unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
 }
 
 func TestScopesThatReachTooFar(t *testing.T) {
