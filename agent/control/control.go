@@ -129,8 +129,19 @@ func Ask(ctx context.Context, socket, method, path string, into any) error {
 func Send(ctx context.Context, socket, method, path string, value, into any) error {
 	limit := Timeout
 	if method == http.MethodPost {
+		// Work may take long; that nobody is at work is known soon.
+		if err := limited(ctx, Timeout, socket, http.MethodGet, "/", nil, nil); err != nil && !errors.Is(err, errStatus) {
+			return err
+		}
 		limit = WorkTimeout
 	}
+	return limited(ctx, limit, socket, method, path, value, into)
+}
+
+// errStatus says that an answer is none of what was asked for.
+var errStatus = errors.New("it answers")
+
+func limited(ctx context.Context, limit time.Duration, socket, method, path string, value, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var sent io.Reader
@@ -174,7 +185,7 @@ func ask(ctx context.Context, socket, method, path string, sent io.Reader, into 
 		if response.StatusCode == http.StatusConflict && text != "" {
 			return errors.New(text) // its own words, which say enough
 		}
-		return fmt.Errorf("it answers %s: %s", response.Status, text)
+		return fmt.Errorf("%w %s: %s", errStatus, response.Status, text)
 	}
 	if into == nil {
 		return nil

@@ -118,7 +118,8 @@ func (o Options) versions() (any, error) {
 
 // lastRecords are the last records of a flight recorder, a line each.
 func lastRecords(path string, most int) (_ []byte, err error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW, 0)
+	// Opening a named pipe would wait for a writer without O_NONBLOCK (fifo(7)).
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
@@ -126,6 +127,9 @@ func lastRecords(path string, most int) (_ []byte, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("read records: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read records: %s is not a regular file (%s)", path, info.Mode())
 	}
 	lines, err := flight.Lines(f, info.Size())
 	if err != nil {
@@ -214,10 +218,30 @@ func Write(ctx context.Context, w io.Writer, o Options) error {
 	return nil
 }
 
+// limited gets a part, or gives up: a read of a disk that hangs does not look at ctx.
 func limited(ctx context.Context, p part) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, partTimeout)
 	defer cancel()
-	return p.get(ctx)
+	type answer struct {
+		content []byte
+		err     error
+	}
+	got := make(chan answer, 1)
+	go func() { // ends when the part answers, at the latest with the process
+		content, err := p.get(ctx)
+		got <- answer{content, err}
+	}()
+	select {
+	case a := <-got:
+		return a.content, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-got: // at the last moment, or it does look at ctx
+		return a.content, a.err
+	case <-time.After(time.Second):
+		return nil, fmt.Errorf("it does not answer within %s", partTimeout)
+	}
 }
 
 // Create writes a dump into a new file that only root may read. An empty name is one with node and time, in this folder; the name is

@@ -13,7 +13,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -224,6 +226,30 @@ func TestDumpOfADeadNode(t *testing.T) {
 		if !strings.Contains(files["index.txt"], want) {
 			t.Errorf("%q is missing in:\n%s", want, files["index.txt"])
 		}
+	}
+}
+
+// TestAPartThatHangs: what is on a disk that hangs does not keep the rest from being written, nor does a pipe in the place of records.
+func TestAPartThatHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		answers := make(chan struct{})
+		began := time.Now()
+		content, err := limited(t.Context(), part{"hangs", func(context.Context) ([]byte, error) {
+			<-answers
+			return []byte("late"), nil
+		}})
+		if took := time.Since(began); len(content) > 0 || err == nil || !strings.Contains(err.Error(), "within 30s") || took != partTimeout+time.Second {
+			t.Errorf("after %s: %q, %v", took, content, err)
+		}
+		close(answers)
+	})
+	pipe := filepath.Join(t.TempDir(), "flight.rec")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lastRecords(pipe, 1); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("a pipe gives %v", err)
 	}
 }
 

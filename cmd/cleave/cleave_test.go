@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,6 +43,43 @@ func writeConfig(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// TestCtrlCEndsWhatReads: a file may be a pipe that nobody writes to.
+func TestCtrlCEndsWhatReads(t *testing.T) {
+	t.Parallel()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"explain", pipe}, {"replay", pipe}, {"timeline", pipe}} {
+		t.Run(args[0], func(t *testing.T) {
+			t.Parallel()
+			ctx, interrupt := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer interrupt()
+			cmd := root()
+			cmd.SetOut(io.Discard)
+			cmd.SetErr(io.Discard)
+			cmd.SetArgs(args)
+			if err := cmd.ExecuteContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+	}
+	// Nobody writes to it: it is an empty scenario.
+	if _, err := run(t, "simulate", pipe); err == nil {
+		t.Error("a pipe that nobody writes to is a scenario")
+	}
+	// Let go of what is left behind.
+	for range 3 {
+		f, err := os.OpenFile(pipe, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // TestFlagsOverrideTheFile: each flag alone changes the effective configuration

@@ -34,7 +34,7 @@ or namespace/name, stands and why. Nothing is changed.`,
 			_, err := os.Stat(args[0])
 			switch {
 			case err == nil:
-				return explain.Explain(cmd.OutOrStdout(), args[0], pod)
+				return orInterrupted(cmd.Context(), func() error { return explain.Explain(cmd.OutOrStdout(), args[0], pod) })
 			case pod != "" || !errors.Is(err, fs.ErrNotExist):
 				return fmt.Errorf("explain records: %w", err)
 			}
@@ -65,7 +65,7 @@ The engine that wrote them comes to the same; another version may not, and then
 the differences are shown and the exit code is 1.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return explain.Replay(cmd.OutOrStdout(), args[0])
+			return orInterrupted(cmd.Context(), func() error { return explain.Replay(cmd.OutOrStdout(), args[0]) })
 		},
 	}
 }

@@ -29,7 +29,7 @@ otherwise than the file expects.`,
 	cmd.Flags().StringVar(&recordTo, "record", "", "write what was decided to this new `file`, for explain and replay")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if recordTo == "" {
-			return simulate.Run(cmd.OutOrStdout(), args[0], o)
+			return orInterrupted(cmd.Context(), func() error { return simulate.Run(cmd.OutOrStdout(), args[0], o) })
 		}
 		file, err := os.OpenFile(recordTo, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err != nil {
@@ -37,8 +37,10 @@ otherwise than the file expects.`,
 		}
 		buffered := bufio.NewWriter(file)
 		o.Record = buffered
-		err = simulate.Run(cmd.OutOrStdout(), args[0], o)
-		err = errors.Join(err, buffered.Flush(), file.Close())
+		err = orInterrupted(cmd.Context(), func() error {
+			return errors.Join(simulate.Run(cmd.OutOrStdout(), args[0], o), buffered.Flush())
+		})
+		err = errors.Join(err, file.Close())
 		if err != nil && !errors.Is(err, simulate.ErrUnexpected) {
 			err = errors.Join(err, os.Remove(recordTo)) // nothing whole is in it
 		}

@@ -18,7 +18,7 @@ func timelineCommand() *cobra.Command {
 	var pod string
 	var logs bool
 	cmd, _ := showOf("timeline [FILE]", "Show what was decided, deleted and evicted, in order", cobra.MaximumNArgs(1),
-		func(_ context.Context, cfg config.Config, args []string) (page, error) {
+		func(ctx context.Context, cfg config.Config, args []string) (page, error) {
 			var from time.Time
 			if since > 0 {
 				from = time.Now().Add(-since)
@@ -30,7 +30,15 @@ func timelineCommand() *cobra.Command {
 			if len(args) > 0 {
 				file = args[0]
 			}
-			return explain.ReadTimeline(file, from, pod)
+			var shown explain.Timeline
+			err := orInterrupted(ctx, func() (err error) {
+				shown, err = explain.ReadTimeline(file, from, pod)
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+			return shown, nil
 		}, "state-dir")
 	cmd.Long = `Show what cleave decided about the disks, what it deleted and whom it evicted, the
 oldest first: of the flight recorder in the state folder, or of FILE, which may be

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -28,7 +29,8 @@ const (
 
 // Load reads a file.
 func Load(file string) (*Scenario, error) {
-	f, err := os.Open(file)
+	// Opening a named pipe would wait for a writer without O_NONBLOCK (fifo(7)).
+	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read scenario: %w", err)
 	}
