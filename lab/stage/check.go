@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/distribution/reference"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cleave-cri/cleave/config/strict"
@@ -154,10 +155,29 @@ func names(s *scenario.Scenario) (faults []error) {
 		return nil
 	}
 	for _, f := range s.Filesystems {
-		check("filesystems."+f.Name, "name", f.Name, element)
+		check("filesystems."+f.Name, "name", f.Name, func(name string) []string {
+			if strings.Contains(name, ":") {
+				return []string{"it must have no colon, at which overlayfs takes paths apart"}
+			}
+			return element(name)
+		})
 		if slices.Contains(own, f.Name) {
 			faults = append(faults, fmt.Errorf("filesystems.%s: the lab has something else of that name: choose another", f.Name))
 		}
+	}
+	pulled := map[string]string{}
+	for _, i := range s.Images {
+		where, ref := "images."+i.Name, Reference(i.Name)
+		check(where, "name", i.Name, func(string) []string {
+			if named, err := reference.ParseNormalizedNamed(ref); err != nil || named.String() != ref {
+				return []string{"a registry has letters, digits and single dots, dashes and underscores between them in names"}
+			}
+			return nil
+		})
+		if other, ok := pulled[ref]; ok {
+			faults = append(faults, fmt.Errorf("%s: a registry knows no capital letters, so this is the image %q: choose another name", where, other))
+		}
+		pulled[ref] = i.Name
 	}
 	for _, h := range s.Host {
 		check("host."+h.Name, "name", h.Name, element)

@@ -138,7 +138,7 @@ func immutable(dir string, on bool) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() //nolint:errcheck // nothing was written to it
 	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
 	if err != nil {
 		return err
