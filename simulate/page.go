@@ -121,7 +121,7 @@ const mostLines = 80
 
 func writeTimeline(w *page.Writer, s *scenario.Scenario, o Outcome) {
 	r := o.Result
-	w.Printf("%s\n%s under the %s profile\n\n", s.Title, s.Lasts, r.Profile)
+	w.Printf("%s\n%s under the %s profile\n\n", page.Name(s.Title), s.Lasts, r.Profile)
 	lines := timeline(r.Events)
 	for i, l := range lines {
 		if i == mostLines {
@@ -155,7 +155,7 @@ func writeExpectations(w *page.Writer, outcomes []Outcome) {
 
 // writeComparison shows where both profiles come to something else.
 func writeComparison(w *page.Writer, s *scenario.Scenario, outcomes []Outcome) {
-	w.Printf("%s\n\n", s.Title)
+	w.Printf("%s\n\n", page.Name(s.Title))
 	a, b := facts(outcomes[0].Result), facts(outcomes[1].Result)
 	names := make([]string, 0, len(a))
 	for _, f := range slices.Concat(a, b) {
