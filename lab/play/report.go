@@ -28,7 +28,7 @@ type report struct {
 const mostEvents = 40
 
 func (r *report) write(w io.Writer) {
-	fmt.Fprintf(w, "\n%s\n%s on a real node\n\n", r.scenario.Title, r.scenario.Lasts)
+	fmt.Fprintf(w, "\n%s\n%s on a real node\n\n", page.Name(r.scenario.Title), r.scenario.Lasts)
 	for i, e := range r.facts.result.Events {
 		if i == mostEvents {
 			fmt.Fprintf(w, "%10s  %d more\n", "…", len(r.facts.result.Events)-i)
