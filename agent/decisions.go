@@ -480,6 +480,9 @@ func (d *decisions) Evict(ctx context.Context, e engine.Eviction, hard bool) (ga
 	if err == nil {
 		d.log.Info("a pod was evicted and is gone", zap.String("pod", e.Namespace+"/"+e.Name), zap.Any("outcome", outcome))
 	}
+	if errors.Is(err, evict.ErrNotThis) {
+		err = fmt.Errorf("%w: %w", keeper.ErrGone, err)
+	}
 	if r := outcome.Released; r != nil && r.Measured {
 		gained := int64(min(r.Bytes, 1<<62)) //nolint:gosec // bounded
 		gainedBytes = &gained

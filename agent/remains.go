@@ -27,15 +27,15 @@ func (d *decisions) remainsOf(e engine.Eviction) keeper.Remains {
 	if err != nil || !ok {
 		return nil
 	}
-	paths := foldersOf(d.observer.surveyed.Load(), e)
+	goes, stays := foldersOf(d.observer.surveyed.Load(), e)
 	found := make(chan keeper.Remains, 1)
 	go func() { // ends when the filesystem answers; one of an eviction
-		folders, err := remains.Find(f.Mountpoint, paths)
+		folders, err := remains.Find(f.Mountpoint, goes, stays)
 		if err != nil {
 			found <- nil
 			return
 		}
-		found <- remaining{folders.Emptied, settles}.gone
+		found <- remaining{folders.Gone, settles}.gone
 	}()
 	timer := time.NewTimer(findTime)
 	defer timer.Stop()
@@ -47,12 +47,13 @@ func (d *decisions) remainsOf(e engine.Eviction) keeper.Remains {
 	}
 }
 
-// foldersOf lists the folders in which a pod has what comes free when it goes: its layers, logs, and the volumes that are its own. Not those
-// on which something is mounted, which is not deleted or is no disk. It lists none if they are not all known.
-func foldersOf(s *survey, e engine.Eviction) (paths []string) {
+// foldersOf lists the folders in which a pod has what comes free when it goes: its layers and the volumes that are its own, which go, and its
+// logs, whose folder the kubelet removes a minute later. Not those on which something is mounted, which is not deleted or is no disk. It
+// lists none if they are not all known.
+func foldersOf(s *survey, e engine.Eviction) (goes, stays []string) {
 	who, err := podNamed(s, du.Request{Namespace: e.Namespace, Pod: e.UID})
 	if err != nil || who.uid != e.UID || len(who.containers) == 0 {
-		return nil
+		return nil, nil
 	}
 	uppers := map[string]string{} // by container
 	for _, l := range s.layers {
@@ -60,28 +61,29 @@ func foldersOf(s *survey, e engine.Eviction) (paths []string) {
 	}
 	for _, c := range who.containers {
 		if uppers[c.ID] == "" {
-			return nil
+			return nil, nil
 		}
-		paths = append(paths, uppers[c.ID])
-	}
-	for _, l := range s.folders.Logs {
-		if l.UID == who.uid {
-			paths = append(paths, l.Path)
-		}
+		goes = append(goes, uppers[c.ID])
 	}
 	for _, p := range s.folders.Pods {
 		for _, v := range p.Volumes {
 			if p.UID == who.uid && !v.Mounted {
-				paths = append(paths, v.Path)
+				goes = append(goes, v.Path)
 			}
 		}
 	}
-	return paths
+	for _, l := range s.folders.Logs {
+		if l.UID == who.uid {
+			stays = append(stays, l.Path)
+		}
+	}
+	return goes, stays
 }
 
 // remaining is what a pod had where space is short when it was told to go.
 type remaining struct {
-	emptied func() (bool, error)
+	// allGone says whether it is gone.
+	allGone func() (bool, error)
 	// settles is how long its space may take to come back after that.
 	settles time.Duration
 }
@@ -92,17 +94,17 @@ func (r remaining) gone(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, remainsWait)
 	defer cancel()
 	for {
-		empty, unknown := make(chan bool, 1), make(chan struct{})
+		answer, unknown := make(chan bool, 1), make(chan struct{})
 		go func() { // ends when the filesystem answers; one at most of an eviction
-			is, err := r.emptied()
+			is, err := r.allGone()
 			if err != nil {
 				close(unknown)
 				return
 			}
-			empty <- is
+			answer <- is
 		}()
 		select {
-		case is := <-empty:
+		case is := <-answer:
 			if is {
 				return sleep(ctx, r.settles, nil)
 			}

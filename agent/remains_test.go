@@ -14,20 +14,20 @@ import (
 func TestFoldersOfAPodThatGoes(t *testing.T) {
 	t.Parallel()
 	s := twoPods()
-	for uid, want := range map[string][]string{
-		"u1":   {"/u/c1", "/u/c2", "/u/c3", "/logs/u1", "/pods/u1/volumes/cache"},
-		"u2":   {"/u/c4"},
-		"web":  nil, // a name
-		"gone": nil, // nobody knows what it ran
-		"new":  nil,
+	for uid, want := range map[string]struct{ goes, stays []string }{
+		"u1":   {[]string{"/u/c1", "/u/c2", "/u/c3", "/pods/u1/volumes/cache"}, []string{"/logs/u1"}},
+		"u2":   {[]string{"/u/c4"}, nil},
+		"web":  {}, // a name
+		"gone": {}, // nobody knows what it ran
+		"new":  {},
 	} {
-		if got := foldersOf(s, engine.Eviction{UID: uid}); !slices.Equal(got, want) {
-			t.Errorf("%s has %q, want %q", uid, got, want)
+		if goes, stays := foldersOf(s, engine.Eviction{UID: uid}); !slices.Equal(goes, want.goes) || !slices.Equal(stays, want.stays) {
+			t.Errorf("%s has %q and %q, want %q and %q", uid, goes, stays, want.goes, want.stays)
 		}
 	}
 	s.layers[1].folders.Upper = ""
-	if got := foldersOf(s, engine.Eviction{UID: "u1"}); got != nil {
-		t.Errorf("one layer is not known, and it has %q", got)
+	if goes, stays := foldersOf(s, engine.Eviction{UID: "u1"}); goes != nil || stays != nil {
+		t.Errorf("one layer is not known, and it has %q and %q", goes, stays)
 	}
 }
 
@@ -53,7 +53,7 @@ func TestRemainsAreWaitedFor(t *testing.T) {
 				ctx, stop := context.WithCancel(t.Context())
 				defer stop()
 				began, answers := time.Now(), make(chan struct{})
-				r := remaining{settles: tc.settles, emptied: func() (bool, error) {
+				r := remaining{settles: tc.settles, allGone: func() (bool, error) {
 					switch {
 					case tc.hangs:
 						<-answers

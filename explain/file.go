@@ -54,6 +54,9 @@ func Replay(w io.Writer, file string) error {
 	out := page.NewWriter(w)
 	records, different, older := 0, 0, 0
 	err := each(out, file, func(r record.Record, line int) error {
+		if !r.Pass() && len(r.Steps) == 0 {
+			return nil // nothing was decided
+		}
 		records++
 		if r.Engine != engine.Version {
 			older++

@@ -45,6 +45,10 @@ func ReadTimeline(file string, since time.Time, pod string) (t Timeline, _ error
 		}
 		return nil
 	})
+	if err != nil && len(t.Events) > 0 { // what stands before is good
+		note.WriteString(err.Error())
+		err = nil
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		err = fmt.Errorf("%w: cleave records there with reclaim.enabled; name another file", err)
 	}
@@ -151,7 +155,10 @@ func evictionText(r record.Record, gone record.Evicted) string {
 // departureText says how an eviction ended.
 func departureText(r record.Record) (what, text string) {
 	gone := r.Departure
-	after := fmt.Sprintf("%s after it was told", r.Input.Now.Sub(gone.Told).Round(100*time.Millisecond))
+	after := fmt.Sprintf("told at %s", gone.Told.UTC().Format(time.RFC3339))
+	if took := r.Input.Now.Sub(gone.Told); took >= 0 && took < 24*time.Hour { // else the clock was set
+		after = fmt.Sprintf("%s after it was told", took.Round(100*time.Millisecond))
+	}
 	if gone.Error != "" {
 		return "stays", after + ": " + gone.Error
 	}

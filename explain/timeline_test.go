@@ -147,6 +147,10 @@ func TestDepartures(t *testing.T) {
 					t.Errorf("of %q it says %q", pod, got)
 				}
 			}
+			d.Told = r.Input.Now.Add(time.Hour) // the clock was set back
+			if _, got := departureText(r); !strings.HasPrefix(got, "told at 2026-05-01T13:00:01Z") {
+				t.Errorf("it says %q", got)
+			}
 			if got := Sentences(r, "other"); len(got) != 0 {
 				t.Errorf("of another pod it says %q", got)
 			}

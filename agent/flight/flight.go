@@ -297,11 +297,15 @@ type frame struct {
 
 func (f frame) end() int64 { return f.at + padded(int64(recordBytes+f.length)) }
 
-// scan lists the whole records of a file, oldest first.
+// damagedTimes bounds what of a damaged file is read: as many times its size. A whole file has each byte in one record.
+const damagedTimes = 4
+
+// scan lists the whole records of a file, oldest first. What is damaged is left out.
 func scan(f io.ReaderAt, size int64) ([]frame, error) {
 	var out []frame
 	head := make([]byte, recordBytes)
 	chunk := make([]byte, 1<<20)
+	damaged := int64(0)
 	for at := int64(headerBytes); at < size; {
 		n, err := f.ReadAt(chunk[:min(int64(len(chunk)), size-at)], at)
 		if n == 0 && err != nil {
@@ -320,7 +324,7 @@ func scan(f io.ReaderAt, size int64) ([]frame, error) {
 			}
 			copy(head, chunk[o:o+recordBytes])
 			fr := frame{at: at + int64(o), number: binary.LittleEndian.Uint64(head[8:]), length: int(binary.LittleEndian.Uint32(head[16:]))}
-			if fr.length > record.MaxBytes || fr.end() > size {
+			if fr.length > record.MaxBytes || fr.end() > size || damaged > damagedTimes*size {
 				continue
 			}
 			whole := make([]byte, recordBytes+fr.length)
@@ -331,6 +335,7 @@ func scan(f io.ReaderAt, size int64) ([]frame, error) {
 				return nil, fmt.Errorf("read the flight recorder: %w", err)
 			}
 			if checksum(whole, fr.length) != binary.LittleEndian.Uint32(head[20:]) {
+				damaged += int64(len(whole))
 				continue
 			}
 			out = append(out, fr)

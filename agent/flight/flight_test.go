@@ -2,6 +2,7 @@ package flight
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -228,4 +229,35 @@ func TestWritesThatFail(t *testing.T) {
 	if c := r.Counters(); c.Written != 0 || c.Failed+c.Dropped != 2*queued || c.Error == "" {
 		t.Errorf("%+v", c)
 	}
+}
+
+// TestDamageIsNotReadForEver: each block of a file pretends to be the head of half a file.
+func TestDamageIsNotReadForEver(t *testing.T) {
+	t.Parallel()
+	const size = 16 << 20
+	file := bytes.Repeat(append(append([]byte(recordMark), make([]byte, 8)...), make([]byte, align-len(recordMark)-8)...), size/align)
+	for at := 0; at < len(file); at += align {
+		binary.LittleEndian.PutUint64(file[at+8:], 7)
+		binary.LittleEndian.PutUint32(file[at+16:], size/2)
+	}
+	r := &counting{r: bytes.NewReader(file)}
+	frames, err := scan(r, size)
+	if err != nil || len(frames) > 0 {
+		t.Errorf("%d records, %v", len(frames), err)
+	}
+	if r.bytes > (damagedTimes+3)*size {
+		t.Errorf("%d bytes were read of a file of %d", r.bytes, size)
+	}
+}
+
+// counting counts what is read.
+type counting struct {
+	r     io.ReaderAt
+	bytes int64
+}
+
+func (c *counting) ReadAt(b []byte, at int64) (int, error) {
+	n, err := c.r.ReadAt(b, at)
+	c.bytes += int64(n)
+	return n, err //nolint:wrapcheck // io.ReaderAt
 }

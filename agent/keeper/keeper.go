@@ -78,11 +78,14 @@ type Reclaimer interface {
 	Run(ctx context.Context, want Want, step record.Step) (record.Step, error)
 }
 
+// ErrGone says that a pod is there no more, without anybody having had to end it.
+var ErrGone = errors.New("it went by itself")
+
 // Evictor ends pods.
 type Evictor interface {
 	// Evict ends a pod and returns when it is gone, or when it is clear that it stays, with the reason. hard says that it goes for a
 	// hard threshold or a limit of its own; by the grace period alone that can't be told, which is 0 for soft thresholds, too.
-	// gainedBytes is by how much more is available now where it had to come free, nil if that was not measured.
+	// An error wraps [ErrGone] if it was gone before it was told to go. gainedBytes is by how much more is available now where it had to come free, nil if that was not measured.
 	Evict(ctx context.Context, e engine.Eviction, hard bool) (gainedBytes *int64, _ error)
 }
 
@@ -662,7 +665,7 @@ func (k *Keeper) evict(ctx context.Context, r *record.Record, e engine.Eviction,
 		case <-ctx.Done():
 			return
 		}
-		if d.err != nil || remains == nil || !remains(ctx) {
+		if d.err != nil && !errors.Is(d.err, ErrGone) || remains == nil || !remains(ctx) {
 			return
 		}
 		select {
@@ -702,11 +705,14 @@ func (k *Keeper) left(d departure) {
 	if k.parts.Record != nil {
 		k.parts.Record(d.recorded(k.parts.Decider), true)
 	}
+	byItself := errors.Is(d.err, ErrGone)
 	if d.err != nil {
+		k.state.Gone = slices.DeleteFunc(slices.Clone(k.state.Gone), func(g engine.Departure) bool { return g.UID == uid })
+	}
+	if d.err != nil && !byItself {
 		pause := firstPause << min(k.failures, 6)
 		k.failures++
 		k.notBefore = time.Now().Add(min(pause, lastPause))
-		k.state.Gone = slices.DeleteFunc(slices.Clone(k.state.Gone), func(g engine.Departure) bool { return g.UID == uid })
 		k.parts.Log.Error("a pod that was evicted stays", zap.String("uid", uid), zap.Error(d.err))
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -714,7 +720,10 @@ func (k *Keeper) left(d departure) {
 		return
 	}
 	k.failures = 0
-	if d.had != nil {
+	if byItself { // whoever lists pods will see it in a moment
+		k.notBefore = time.Now().Add(firstPause)
+	}
+	if d.had != nil && !slices.ContainsFunc(k.state.Freed, func(f engine.Freed) bool { return f.Of == uid }) {
 		k.state = k.state.FreeingOf(uid, d.signal, *d.had, d.available, time.Now())
 	}
 }
@@ -723,7 +732,7 @@ func (k *Keeper) left(d departure) {
 func (d departure) recorded(decider string) record.Record {
 	e := d.eviction
 	gone := record.Departure{UID: e.UID, Namespace: e.Namespace, Name: e.Name, Cause: e.Cause, Told: d.told, ExpectedBytes: d.had, ActualBytes: d.gained}
-	if d.err != nil {
+	if d.err != nil && !errors.Is(d.err, ErrGone) {
 		gone.Error = d.err.Error()
 	}
 	return record.Record{Format: record.Format, Engine: engine.Version, Decider: decider, Input: engine.Input{Now: time.Now()}, Departure: &gone}

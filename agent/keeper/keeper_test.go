@@ -336,6 +336,27 @@ func TestAPodThatStaysIsToldAgain(t *testing.T) {
 	})
 }
 
+// A pod that went by itself is neither one that stays nor one that was evicted, and what it had is awaited as of any other.
+func TestGAP17_APodThatWentByItself(t *testing.T) {
+	t.Parallel()
+	w := &world{available: 5 * gib, pods: map[string]int64{"first": 60 * gib, "second": 20 * gib}, evictError: fmt.Errorf("evict it: %w", ErrGone)}
+	run(t, w, w.parts(), func(t *testing.T, k *Keeper) {
+		time.Sleep(time.Second) //nolint:forbidigo // in synctest
+		w.with(func() { delete(w.pods, "first") })
+		time.Sleep(20 * time.Second) //nolint:forbidigo // in synctest
+		equal(t, "done", w.done(), "pod first")
+		w.with(func() {
+			i := slices.IndexFunc(w.records, func(r record.Record) bool { return r.Departure != nil })
+			if i < 0 || w.records[i].Departure.Error != "" || w.records[i].Departure.UID != "first" {
+				t.Errorf("recorded %+v", w.records)
+			}
+		})
+		if c := k.Status().Counts; c.EvictionsFailed != 0 {
+			t.Errorf("counted %+v", c)
+		}
+	})
+}
+
 // Evictions that fail are tried less and less often, and don't count as ones that took place: else thirty of them, within moments,
 // would forbid all evictions of the next hour.
 func TestEvictionsThatFailDontUseUpTheBounds(t *testing.T) {
