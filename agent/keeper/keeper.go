@@ -85,7 +85,8 @@ var ErrGone = errors.New("it went by itself")
 type Evictor interface {
 	// Evict ends a pod and returns when it is gone, or when it is clear that it stays, with the reason. hard says that it goes for a
 	// hard threshold or a limit of its own; by the grace period alone that can't be told, which is 0 for soft thresholds, too.
-	// An error wraps [ErrGone] if it was gone before it was told to go. gainedBytes is by how much more is available now where it had to come free, nil if that was not measured.
+	// An error wraps [ErrGone] if it was gone before it was told to go. gainedBytes is by how much more is available now where it had
+	// to come free, nil if that was not measured.
 	Evict(ctx context.Context, e engine.Eviction, hard bool) (gainedBytes *int64, _ error)
 }
 

@@ -368,7 +368,6 @@ func claimStale(base string) ([]claim, error) {
 	return claims, nil
 }
 
-// isRun says by its name whether a folder is a run's.
 // isKept says whether somebody wanted a run kept. One without a lock is half removed, and its mark goes for nothing.
 func isKept(dir string) bool {
 	_, marked := os.Lstat(filepath.Join(dir, keepFile))
@@ -376,6 +375,7 @@ func isKept(dir string) bool {
 	return marked == nil && !errors.Is(locked, os.ErrNotExist)
 }
 
+// isRun says by its name whether a folder is a run's.
 func isRun(e os.DirEntry) bool {
 	id, err := hex.DecodeString(e.Name())
 	return err == nil && len(id) == 4 && e.IsDir()
